@@ -1,0 +1,7 @@
+"""Run the coordinator process."""
+
+import sys
+
+from coordinator.main import main
+
+sys.exit(main())

@@ -1,0 +1,261 @@
+"""The coordinator's side of the wire: sessions, uploads, downloads. Knows nodes and studies, not gRPC.
+
+The peer of every call is a certificate that the transport has already authenticated; what it may do follows from
+the rosters it stands in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import secure_fl
+from coordinator.rounds import StudyRunner
+from secure_fl.errors import (
+    MalformedMessageError,
+    NetworkError,
+    NotConnectedError,
+    NotEnrolledError,
+    SecureFLError,
+)
+from secure_fl.identity.certificates import Certificate
+from secure_fl.limits import SESSION_QUEUE
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.wire import (
+    check_download,
+    check_node_message,
+    check_upload_header,
+    file_chunks,
+    negotiate,
+    require,
+    verify_upload,
+)
+
+log = logging.getLogger(__name__)
+
+_HELLO_SECONDS = 20.0
+_CHUNK_SECONDS = 30.0  # the longest pause within an upload
+
+
+class _Session:
+    """One connected node."""
+
+    def __init__(self, peer: Certificate) -> None:
+        self.peer = peer
+        self.accepted: set[str] = set()
+        self.outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue(SESSION_QUEUE)
+
+    def send(self, message: pb.CoordinatorMessage) -> None:
+        """Queue a message; a node too slow to read its announcements loses the session and starts over."""
+        try:
+            self.outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            log.warning("%s does not read its announcements; ending its session", self.peer.name)
+            self.end()
+
+    def end(self) -> None:
+        """Make the stream end after dropping what waits."""
+        while not self.outgoing.empty():
+            self.outgoing.get_nowait()
+        self.outgoing.put_nowait(None)
+
+
+class Hub:
+    """Implements `FederationService` and, for the rounds, `Sessions`."""
+
+    def __init__(self, *, heartbeat: float = 10.0) -> None:
+        self._heartbeat = heartbeat
+        self._sessions: dict[str, _Session] = {}
+        self._runners: dict[str, StudyRunner] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def add(self, runner: StudyRunner) -> None:
+        """Offer a study to its roster."""
+        self._runners[runner.id] = runner
+        for session in self._sessions.values():
+            if _enrolled(session.peer, runner):
+                session.send(_offer(runner))
+
+    # --- Sessions ---------------------------------------------------------------------------------------------
+
+    def ready(self, study_id: str) -> frozenset[str]:
+        """Nodes that are connected and accepted the study."""
+        return frozenset(name for name, session in self._sessions.items() if study_id in session.accepted)
+
+    def send(self, node: str, message: pb.CoordinatorMessage) -> None:
+        """Queue a message if the node is connected and has accepted the study."""
+        session = self._sessions.get(node)
+        if session is not None and message.study_id in session.accepted:
+            self._count(session.peer, message.study_id, down=message.ByteSize())
+            session.send(message)
+
+    async def drain(self, seconds: float) -> None:
+        """Give the nodes time to hang up, then end what is left."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """End every session."""
+        for session in self._sessions.values():
+            session.end()
+
+    # --- FederationService ------------------------------------------------------------------------------------
+
+    async def session(
+        self, peer: Certificate, incoming: AsyncIterator[pb.NodeMessage]
+    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        """One node's stream: hello, welcome, then announcements until either side hangs up."""
+        version = negotiate((await self._hello(incoming)).versions)
+        if (earlier := self._sessions.get(peer.name)) is not None:
+            log.info("%s connected again; its earlier session ends", peer.name)
+            earlier.end()
+        session = _Session(peer)
+        self._sessions[peer.name] = session
+        self._idle.clear()
+        reader = asyncio.create_task(self._read(session, incoming))
+        log.info("%s connected", peer.name)
+        try:
+            yield pb.CoordinatorMessage(welcome=self._welcome(version))
+            for runner in self._runners.values():
+                if _enrolled(peer, runner):
+                    yield _offer(runner) if runner.outcome == "running" else runner.closing_message()
+            while (message := await session.outgoing.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            if self._sessions.get(peer.name) is session:
+                del self._sessions[peer.name]
+                log.info("%s disconnected", peer.name)
+            if not self._sessions:
+                self._idle.set()
+            for runner in self._runners.values():
+                runner.changed()
+
+    async def upload(self, peer: Certificate, parts: AsyncIterator[pb.UploadPart]) -> pb.UploadReceipt:
+        """One answer to one phase: checked, spooled, then handed to its round."""
+        first = await _next_part(parts)
+        require(first.WhichOneof("body") == "header", "an upload starts with its header")
+        header = first.header
+        check_upload_header(header)
+        runner = self._runner(peer, header.study_id)
+        verify_upload(header, peer.signing_public)
+        if runner.expect(peer.name, header):
+            return pb.UploadReceipt(study_id=runner.id, upload_id=header.upload_id, duplicate=True)
+        size = first.ByteSize()
+
+        async def chunks() -> AsyncIterator[pb.Chunk]:
+            nonlocal size
+            received = 0
+            while received < header.bulk.size:
+                part = await _next_part(parts)
+                require(part.WhichOneof("body") == "chunk" and len(part.chunk.data) > 0, "an upload breaks off")
+                size += part.ByteSize()
+                received += len(part.chunk.data)
+                yield part.chunk
+
+        name = runner.spool_name(peer.name, header)
+        bulk = await runner.depot.receive(header.bulk, name, chunks())
+        try:
+            duplicate = await runner.accept(peer.name, header, bulk, size=size)
+        except SecureFLError:
+            runner.depot.discard(name)
+            raise
+        runner.count(peer.name, up=0 if duplicate else size)
+        return pb.UploadReceipt(study_id=runner.id, upload_id=header.upload_id, duplicate=duplicate)
+
+    async def download(self, peer: Certificate, request: pb.DownloadRequest) -> AsyncIterator[pb.Chunk]:
+        """One object of a study, from an offset on."""
+        check_download(request)
+        runner = self._runner(peer, request.study_id)
+        path = runner.depot.object_path(request.sha256)
+        for chunk in file_chunks(path, offset=request.offset):
+            runner.count(peer.name, down=chunk.ByteSize())
+            yield chunk
+
+    # --- internals --------------------------------------------------------------------------------------------
+
+    async def _hello(self, incoming: AsyncIterator[pb.NodeMessage]) -> pb.Hello:
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                first = await anext(incoming)
+        except (TimeoutError, StopAsyncIteration):
+            raise MalformedMessageError("a session did not start with hello") from None
+        check_node_message(first)
+        require(first.WhichOneof("body") == "hello", "a session starts with hello")
+        return first.hello
+
+    def _welcome(self, version: int) -> pb.Welcome:
+        software = f"secure-fl {secure_fl.__version__}"
+        return pb.Welcome(version=version, software=software, heartbeat_ms=int(self._heartbeat * 1000))
+
+    async def _read(self, session: _Session, incoming: AsyncIterator[pb.NodeMessage]) -> None:
+        """Everything a node says in its session; the session ends when it says nothing for three heartbeats."""
+        try:
+            while True:
+                async with asyncio.timeout(3 * self._heartbeat):
+                    message = await anext(incoming)
+                check_node_message(message)
+                self._handle(session, message)
+        except (
+            TimeoutError,
+            StopAsyncIteration,
+            NetworkError,
+            MalformedMessageError,
+            NotEnrolledError,
+        ) as error:
+            log.info("the session of %s ends: %s", session.peer.name, type(error).__name__)
+        finally:
+            session.end()
+
+    def _handle(self, session: _Session, message: pb.NodeMessage) -> None:
+        body = message.WhichOneof("body")
+        if body == "heartbeat":
+            session.send(pb.CoordinatorMessage(heartbeat=message.heartbeat))
+            return
+        if body == "hello":
+            raise MalformedMessageError("hello is said once")
+        runner = self._runner(session.peer, message.study_id)
+        if body == "sit_out":
+            runner.sit_out(session.peer.name, message.sit_out)
+        elif message.study_answer.accepted:
+            session.accepted.add(runner.id)
+            if (now := runner.catch_up(session.peer.name)) is not None:
+                self.send(session.peer.name, now)
+            runner.changed()
+        else:
+            log.warning("%s refuses study %s: %s", session.peer.name, runner.id[:12], message.study_answer.refusal)
+            session.accepted.discard(runner.id)
+            runner.refused(session.peer.name, message.study_answer.refusal)
+
+    def _runner(self, peer: Certificate, study_id: str) -> StudyRunner:
+        runner = self._runners.get(study_id)
+        # One answer for "no such study" and "not yours": a node learns nothing about other consortia's studies.
+        if runner is None or not _enrolled(peer, runner):
+            raise NotEnrolledError(f"{peer.name} is not in the roster of study {study_id[:12]}")
+        return runner
+
+    def _count(self, peer: Certificate, study_id: str, *, down: int) -> None:
+        runner = self._runners.get(study_id)
+        if runner is not None:
+            runner.count(peer.name, down=down)
+
+
+def _enrolled(peer: Certificate, runner: StudyRunner) -> bool:
+    return runner.study.study.roster.get(peer.name) == peer.fingerprint
+
+
+def _offer(runner: StudyRunner) -> pb.CoordinatorMessage:
+    return pb.CoordinatorMessage(study_id=runner.id, study_offer=pb.StudyOffer(settings=runner.study.canonical()))
+
+
+async def _next_part(parts: AsyncIterator[pb.UploadPart]) -> pb.UploadPart:
+    try:
+        async with asyncio.timeout(_CHUNK_SECONDS):
+            return await anext(parts)
+    except (TimeoutError, StopAsyncIteration):
+        raise NotConnectedError("an upload broke off") from None

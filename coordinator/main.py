@@ -1,0 +1,72 @@
+"""`python -m coordinator FILE`: the coordinator process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+from pathlib import Path
+
+from coordinator.config import CoordinatorFile
+from coordinator.events import ignore, print_json_lines
+from coordinator.service import Coordinator
+from coordinator.servicer import start_server
+from secure_fl import lifeline, logs
+from secure_fl.errors import SecureFLError
+from secure_fl.study import Study
+
+_DRAIN_SECONDS = 10.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until stopped, or with `--until-done` until the last study has ended."""
+    parser = argparse.ArgumentParser(prog="python -m coordinator", description=__doc__)
+    parser.add_argument("file", type=Path, help="the coordinator's TOML file")
+    parser.add_argument("--until-done", action="store_true", help="exit when every study has ended")
+    parser.add_argument("--events", action="store_true", help="write progress to standard output as JSON lines")
+    parser.add_argument("--lifeline", action="store_true", help="exit when standard input closes")
+    options = parser.parse_args(arguments)
+    if options.lifeline:
+        lifeline.read_until_parent_dies(sys.stdin.buffer, lambda _line: None)
+    try:
+        file = CoordinatorFile.read(options.file)
+        logs.configure(level=file.log.level, style=file.log.format)
+        asyncio.run(_serve(file, events=options.events, until_done=options.until_done))
+    except SecureFLError as error:
+        print_json_lines(
+            "failed",
+            {"code": error.code, "message": error.message, "hint": error.hint, "exit_code": error.exit_code},
+        ) if options.events else None
+        sys.stderr.write(f"coordinator: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
+        return error.exit_code
+    return 0
+
+
+async def _serve(file: CoordinatorFile, *, events: bool, until_done: bool) -> None:
+    listener = print_json_lines if events else ignore
+    coordinator = Coordinator(
+        file.state_folder, listener=listener, heartbeat=file.limits.heartbeat, grace=file.limits.grace
+    )
+    runners = coordinator.resume()
+    for path in file.studies:
+        added = coordinator.add(Study.read(file.path(path)))
+        runners += [added] if added else []
+    server, port = await start_server(coordinator.hub, file)
+    listener("listening", {"port": port})
+    work = asyncio.create_task(coordinator.run(runners))
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if until_done:
+        work.add_done_callback(lambda _task: stop.set())
+    await stop.wait()
+    if work.done():
+        await coordinator.hub.drain(_DRAIN_SECONDS)
+    work.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+    await server.stop(grace=2)
+    coordinator.close()

@@ -1,0 +1,585 @@
+"""A study's rounds, from plan to publication. Reads as the data's path on this side (docs/DATA_PATH.md, 9–14).
+
+    plan round → collect protected blocks → open aggregate → strategy.step → publish global blocks
+
+Each step is committed before anybody hears of it, so a coordinator that is killed anywhere resumes here by
+replaying the accepted messages through the same state machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from coordinator.depot import BulkFile, Depot
+from coordinator.events import Listener, ignore
+from coordinator.machine import RoundMachine
+from coordinator.store import Attempt, Store, StoredAnswer, StoredModel
+from secure_fl import tasks
+from secure_fl.blocks import Blocks, Layout
+from secure_fl.errors import (
+    CohortTooSmallError,
+    ConflictingUploadError,
+    LateMessageError,
+    ProtectionError,
+    RoundError,
+    StudyAbortedError,
+)
+from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, from_vector, metrics_codec, with_metrics
+from secure_fl.protect.base import Message, Opened, OpenedSums, RequestKind, RoundContext
+from secure_fl.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.strategies.aggregate import decode_sums
+from secure_fl.study import Study
+from secure_fl.tasks.model_blocks import initial_blocks
+from secure_fl.wire import layout_to_wire, reference
+
+TRAIN, EVALUATE = "train", "evaluate"
+
+log = logging.getLogger(__name__)
+
+
+class Sessions(Protocol):
+    """The connected nodes, as the rounds see them."""
+
+    def ready(self, study_id: str) -> frozenset[str]:
+        """Nodes that are connected and accepted the study."""
+        ...
+
+    def send(self, node: str, message: pb.CoordinatorMessage) -> None:
+        """Queue a message for a node; one that is not connected misses it and is told again on reconnecting."""
+        ...
+
+
+@dataclass(slots=True)
+class _Traffic:
+    up: int = 0
+    down: int = 0
+
+
+class StudyRunner:
+    """Runs one study."""
+
+    def __init__(
+        self,
+        study: Study,
+        *,
+        store: Store,
+        folder: Path,
+        sessions: Sessions,
+        listener: Listener = ignore,
+        now: Callable[[], float] = time.time,
+        grace: float = 20.0,
+    ) -> None:
+        self.study = study
+        self.id = study.id
+        self.depot = Depot(folder)
+        self.outcome = "running"
+        self.reason = ""
+        self._store = store
+        self._sessions = sessions
+        self._listener = listener
+        self._now = now
+        self._grace = grace  # how long a node that vanished in mid-phase is waited for
+        self._folder = folder
+        self._strategy = study.make_strategy()
+        self._protection = study.make_protection()
+        self._lock = asyncio.Lock()  # one answer at a time enters the machine
+        self._pulse = asyncio.Event()
+        self._attempt: Attempt | None = None
+        self._machine: RoundMachine | None = None
+        self._answers: dict[tuple[str, str], StoredAnswer] = {}
+        self._traffic: dict[str, _Traffic] = {}
+        self._away_since: dict[str, float] = {}
+        self._missing: frozenset[str] = frozenset()
+        self._records: list[RoundRecord] = []
+        self._combinations = 0
+
+    # --- the study --------------------------------------------------------------------------------------------
+
+    async def run(self) -> StudyRecord:
+        """Run to the end, from wherever the store says the study is. Raises `StudyAbortedError`."""
+        await asyncio.to_thread(self._open)
+        try:
+            while (number := len(self._records) + 1) <= self.study.study.rounds:
+                await self._round(number, TRAIN)
+            if len(self._records) == self.study.study.rounds:
+                await self._closing_evaluation()
+        except StudyAbortedError as error:
+            await self._end("aborted", error.code)
+            raise
+        await self._end("finished", "")
+        return self.record()
+
+    def record(self) -> StudyRecord:
+        """The study so far."""
+        return StudyRecord(
+            study=self.study.study.name,
+            study_id=self.id,
+            task=self.study.task.name,
+            strategy=self.study.strategy.name,
+            protection=self.study.protection.kind,
+            planned_rounds=self.study.study.rounds,
+            roster=tuple(self.study.study.roster),
+            outcome=self.outcome,  # type: ignore[arg-type]
+            reason=self.reason,
+            parameters=self._model_size,
+            shared_parameters=self._layout.size,
+            combinations_opened=self._combinations,
+            rounds=tuple(self._records),
+        )
+
+    def _open(self) -> None:
+        """Load the current model, or make the first one from the study's seed."""
+        self._store.add_study(self.id, self.study.canonical(), now=self._now())
+        task = tasks.create(self.study.task.name, self.study.task.settings)
+        whole, start = initial_blocks(task, self.study.study.seed)
+        self._classification = task.kind == "classification"
+        self._model_size = whole.size
+        request = self._strategy.request(whole, task.head(whole.names))
+        self._kind = request.kind
+        self._layout = whole.select(request.blocks)
+        self._minimum = self.study.min_cohort(request.kind)
+        model = self._store.model(self.id)
+        if model is None:
+            blocks = {name: start[name] for name in self._layout.names}
+            model = self._write_model(0, blocks)
+            self._store.add_model(self.id, model)
+        raw = self.depot.object_path(model.object).read_bytes()
+        self._model = model
+        self._blocks: Blocks = self._layout.unflatten(raw)
+        self._records = list(self._store.records(self.id))
+
+    async def _closing_evaluation(self) -> None:
+        try:
+            await self._round(self.study.study.rounds + 1, EVALUATE)
+        except StudyAbortedError:
+            # The model is there; only its last measurement is missing. That is no reason to lose the study.
+            log.warning("study %s: the closing evaluation did not find enough sites", self.id[:12])
+
+    async def _end(self, outcome: str, reason: str) -> None:
+        self.outcome, self.reason = outcome, reason
+        await asyncio.to_thread(self._store.end_study, self.id, state=outcome, reason=reason)
+        await asyncio.to_thread(self.record().save, self._folder / "record.json")
+        self._emit("study-ended", outcome=outcome, reason=reason)
+        for node in self.study.study.roster:
+            self._sessions.send(node, self.closing_message())
+
+    def closing_message(self) -> pb.CoordinatorMessage:
+        """What a node is told about a study that is over."""
+        body = pb.StudyClosed(finished=self.outcome == "finished", reason=self.reason)
+        return pb.CoordinatorMessage(study_id=self.id, study_closed=body)
+
+    # --- one round --------------------------------------------------------------------------------------------
+
+    async def _round(self, number: int, kind: str) -> None:
+        """Attempt a round until it commits; `StudyAbortedError` when the study's patience is used up."""
+        while True:
+            attempt = await asyncio.to_thread(self._store.open_attempt, self.id)
+            tried = await asyncio.to_thread(self._store.attempts, self.id, number)
+            if attempt is None and tried >= self.study.rounds.attempts:
+                raise StudyAbortedError(
+                    f"round {number} failed {tried} times",
+                    advice="see the log for why; raise rounds.deadline or rounds.attempts in a new study",
+                )
+            try:
+                if attempt is None:
+                    attempt = await self._plan(number, kind, tried + 1)
+                    opened = None
+                else:
+                    opened = await self._replay(attempt)
+                if opened is None:
+                    opened = await self._collect(attempt)
+                await self._publish(attempt, opened)
+            except (CohortTooSmallError, ProtectionError) as error:
+                await self._void(attempt, error)
+            else:
+                return
+
+    async def _plan(self, number: int, kind: str, attempt_number: int) -> Attempt:
+        """9. Plan: who is invited, from which model; committed before it is announced."""
+        invited = await self._gather()
+        attempt = Attempt(
+            study_id=self.id,
+            number=number,
+            attempt=attempt_number,
+            kind=kind,
+            invited=invited,
+            model_version=self._model.version,
+            started=self._now(),
+        )
+        await asyncio.to_thread(self._store.begin_attempt, attempt)
+        machine = RoundMachine(self._protection, self._context(attempt))
+        machine.begin()
+        self._enter(attempt, machine)
+        self._emit("round-started", round=number, attempt=attempt_number, kind=kind, invited=len(invited))
+        return attempt
+
+    async def _replay(self, attempt: Attempt) -> Opened | None:
+        """Rebuild the machine of an attempt that was under way when the coordinator stopped."""
+        log.info("study %s: resuming round %d, attempt %d", self.id[:12], attempt.number, attempt.attempt)
+        machine = RoundMachine(self._protection, self._context(attempt))
+        machine.begin()
+        answers = await asyncio.to_thread(self._store.answers, attempt)
+        closed = await asyncio.to_thread(self._store.closed_phases, attempt)
+        opened: Opened | None = None
+        for phase in closed:
+            await self._feed(machine, phase, answers)
+            opened = await asyncio.to_thread(machine.close)
+        if opened is None:
+            await self._feed(machine, machine.phase, answers)
+        self._enter(attempt, machine, {(answer.phase, answer.node): answer for answer in answers})
+        self._emit("round-resumed", round=attempt.number, attempt=attempt.attempt)
+        return opened
+
+    async def _feed(self, machine: RoundMachine, phase: str, answers: tuple[StoredAnswer, ...]) -> None:
+        for answer in answers:
+            if answer.phase == phase:
+                bulk = self.depot.upload(_spool_name(answer.node, answer.header))
+                message = Message(body=answer.header.payload.body)
+                await asyncio.to_thread(machine.accept, answer.node, phase, message, bulk)
+
+    async def _collect(self, attempt: Attempt) -> Opened:
+        """10.–11. Collect answers phase by phase, then open."""
+        machine = self._require_machine()
+        position = len(await asyncio.to_thread(self._store.closed_phases, attempt))
+        while True:
+            for node in sorted(machine.waiting):
+                self._sessions.send(node, self._announcement(node))
+            await self._wait_for_answers(machine, self._deadline(position))
+            async with self._lock:
+                await asyncio.to_thread(self._store.close_phase, attempt, position, machine.phase)
+                opened = await asyncio.to_thread(machine.close)
+            if opened is not None:
+                return opened
+            position += 1
+
+    async def _publish(self, attempt: Attempt, opened: Opened) -> None:
+        """12.–14. Decode the sums, let the strategy step, and make the result the current model."""
+        means, metrics, kept = self._decode(attempt, opened)
+        model: StoredModel | None = None
+        if attempt.kind == TRAIN:
+            blocks = await asyncio.to_thread(self._strategy.step, self._blocks, means)
+            self._check_step(blocks)
+            model = await asyncio.to_thread(self._write_model, attempt.model_version + 1, blocks)
+        record = self._round_record(attempt, opened, metrics, kept)
+        await asyncio.to_thread(self._store.commit_round, attempt, record, model)
+        # From here on the round is a fact; what follows can be lost and rebuilt.
+        previous = self._model
+        if model is not None:
+            self._model, self._blocks = model, blocks
+        if not isinstance(opened, OpenedSums):
+            self._combinations += len(opened.recipients)
+        self._records.append(record)
+        self._leave()
+        self._close_round(attempt, committed=True, reason="")
+        await asyncio.to_thread(self._tidy, {previous.object, self._model.object})
+        self._emit("round-committed", **_json(record))
+
+    async def _void(self, attempt: Attempt | None, error: RoundError) -> None:
+        if attempt is None:
+            raise error
+        log.warning("study %s: round %d attempt %d is void: %s", self.id[:12], attempt.number, attempt.attempt, error)
+        await asyncio.to_thread(self._store.abort_attempt, attempt, error.code)
+        self._leave()
+        self._close_round(attempt, committed=False, reason=error.code)
+        await asyncio.to_thread(self.depot.clear_spool)
+        self._emit("round-void", round=attempt.number, attempt=attempt.attempt, reason=error.code)
+
+    # --- waiting ----------------------------------------------------------------------------------------------
+
+    async def _gather(self) -> tuple[str, ...]:
+        """Wait for the roster, but not again for a site that was missing before, and never below the minimum."""
+        roster = frozenset(self.study.study.roster)
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self.study.rounds.gather
+        told = False
+        while True:
+            ready = self._sessions.ready(self.id) & roster
+            if ready >= roster - self._missing and len(ready) >= self._minimum:
+                break
+            if len(ready) >= self._minimum and loop.time() >= patience:
+                break
+            if not told:
+                told = True
+                self._emit("waiting", ready=len(ready), roster=len(roster), minimum=self._minimum)
+            await self._next_change(max(0.05, min(1.0, patience - loop.time())))
+        self._missing = roster - ready
+        return tuple(sorted(ready))
+
+    async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        while machine.waiting and loop.time() < deadline:
+            await self._next_change(min(1.0, max(0.01, deadline - loop.time())))
+            ready = self._sessions.ready(self.id)
+            for node in machine.waiting:
+                if node in ready:
+                    self._away_since.pop(node, None)
+                elif loop.time() - self._away_since.setdefault(node, loop.time()) > self._grace:
+                    machine.leave(node, "NotConnected")
+
+    async def _next_change(self, timeout: float) -> None:  # noqa: ASYNC109
+        try:
+            async with asyncio.timeout(timeout):
+                await self._pulse.wait()
+        except TimeoutError:
+            return
+        self._pulse.clear()
+
+    def _deadline(self, position: int) -> float:
+        seconds = self.study.rounds.phase_deadline if position else self.study.rounds.deadline
+        return asyncio.get_running_loop().time() + seconds
+
+    # --- what the hub tells us --------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """A session came or went."""
+        self._pulse.set()
+
+    def catch_up(self, node: str) -> pb.CoordinatorMessage | None:
+        """What a node that has just (re)connected should be doing now."""
+        if self._machine is not None and node in self._machine.waiting:
+            return self._announcement(node)
+        return None
+
+    def refused(self, node: str, reason: str) -> None:
+        """A site's policy does not allow this study. The study lead sees that, and only the kind of reason."""
+        self._emit("refused", node=node, reason=reason)
+
+    def sit_out(self, node: str, message: pb.SitOut) -> None:
+        """A node will not take part in this attempt, and says why."""
+        attempt = self._attempt
+        if attempt and self._machine and (message.round, message.attempt) == (attempt.number, attempt.attempt):
+            self._machine.leave(node, message.reason)
+            self._emit("sat-out", round=attempt.number, node=node, reason=message.reason)
+            self._pulse.set()
+
+    def expect(self, node: str, header: pb.UploadHeader) -> bool:
+        """Whether this upload was accepted before; raises for one that nobody waits for."""
+        attempt, machine = self._attempt, self._machine
+        if attempt is None or machine is None or (header.round, header.attempt) != (attempt.number, attempt.attempt):
+            raise LateMessageError(f"{node}: round {header.round} attempt {header.attempt} is over")
+        earlier = self._answers.get((header.phase, node))
+        if earlier is not None:
+            if earlier.header.upload_id != header.upload_id:
+                raise ConflictingUploadError(f"{node} answered phase {header.phase!r} differently before")
+            return True
+        if header.phase != machine.phase or node not in machine.waiting:
+            raise LateMessageError(f"{node}: phase {header.phase!r} is over")
+        if header.payload.protection != self._protection.name:
+            raise ProtectionError(f"{node} answered with protection {header.payload.protection!r}")
+        if header.payload.version != self._protection.payload_version:
+            raise ProtectionError(f"{node} speaks another version of {self._protection.name!r}")
+        return False
+
+    async def accept(self, node: str, header: pb.UploadHeader, bulk: BulkFile, *, size: int) -> bool:
+        """10. One answer enters the machine and the store; returns whether it was there already."""
+        async with self._lock:
+            if self.expect(node, header):
+                return True
+            attempt, machine = self._attempt, self._require_machine()
+            if attempt is None:
+                raise LateMessageError("no round is open")
+            message = Message(body=header.payload.body)
+            await asyncio.to_thread(machine.accept, node, header.phase, message, bulk)
+            answer = StoredAnswer(node=node, phase=header.phase, header=header, bytes=size)
+            await asyncio.to_thread(self._store.add_answer, attempt, answer)
+            self._answers[header.phase, node] = answer
+        self._emit("answered", round=attempt.number, phase=header.phase, node=node)
+        self._pulse.set()
+        return False
+
+    def spool_name(self, node: str, header: pb.UploadHeader) -> str:
+        """The file an upload's bulk goes to."""
+        return _spool_name(node, header)
+
+    def count(self, node: str, *, up: int = 0, down: int = 0) -> None:
+        """Add to a node's traffic in this round."""
+        traffic = self._traffic.setdefault(node, _Traffic())
+        traffic.up += up
+        traffic.down += down
+
+    # --- pieces -----------------------------------------------------------------------------------------------
+
+    def _context(self, attempt: Attempt) -> RoundContext:
+        kind = self._kind if attempt.kind == TRAIN else RequestKind.SUM
+        layout = self._layout if attempt.kind == TRAIN else Layout(())
+        return RoundContext(
+            study_id=self.id,
+            round=attempt.number,
+            attempt=attempt.attempt,
+            base_model=self._model.digest,
+            invited=attempt.invited,
+            layout=with_metrics(layout, kind, share=self.study.metrics.share),
+            kind=kind,
+            bits=self.study.protection.bits,
+            colluders=self.study.protection.colluders,
+            min_cohort=self.study.min_cohort(kind),
+        )
+
+    def _announcement(self, node: str) -> pb.CoordinatorMessage:
+        attempt, machine = self._attempt, self._require_machine()
+        if attempt is None:
+            raise LateMessageError("no round is open")
+        message = machine.asked[node]
+        phases = self._protection.phases(machine.context.kind)
+        seconds = self.study.rounds.deadline if machine.phase == phases[0] else self.study.rounds.phase_deadline
+        body = pb.PhaseAnnouncement(
+            round=attempt.number,
+            attempt=attempt.attempt,
+            kind=pb.ROUND_KIND_TRAIN if attempt.kind == TRAIN else pb.ROUND_KIND_EVALUATE,
+            phase=machine.phase,
+            deadline_ms=int(seconds * 1000),
+            model=pb.ModelRef(
+                version=self._model.version,
+                digest=self._model.digest,
+                blocks=layout_to_wire(self._layout),
+                object=pb.ObjectRef(sha256=self._model.object, size=self._layout.size * 4),
+            ),
+            invited=attempt.invited,
+            payload=pb.Payload(
+                protection=self._protection.name,
+                phase=machine.phase,
+                version=self._protection.payload_version,
+                body=message.body,
+            ),
+        )
+        if message.bulk:
+            self.depot.put(message.bulk)
+            body.bulk.CopyFrom(reference(message.bulk))
+        return pb.CoordinatorMessage(study_id=self.id, announcement=body)
+
+    def _decode(self, attempt: Attempt, opened: Opened) -> tuple[Any, SiteMetrics, tuple[str, ...]]:
+        sums = dict(opened.blocks) if isinstance(opened, OpenedSums) else {}
+        metrics = SiteMetrics()
+        if (block := sums.pop(METRICS_BLOCK, None)) is not None:
+            mean = metrics_codec(self.study.protection.bits).decode(block)
+            metrics = from_vector(
+                mean, classification=self._classification, has_global_model=self._strategy.has_global_model
+            )
+        asked = self._layout.names if attempt.kind == TRAIN and isinstance(opened, OpenedSums) else ()
+        kept = tuple(name for name in asked if name not in sums)
+        return decode_sums(sums, self.study.codec()), metrics, kept
+
+    def _check_step(self, blocks: Blocks) -> None:
+        self._layout.check(blocks)
+        if not all(np.isfinite(vector).all() for vector in blocks.values()):
+            raise ProtectionError("the strategy's step produced NaN or infinity")
+
+    def _write_model(self, version: int, blocks: Blocks) -> StoredModel:
+        digest = self._layout.digest(blocks)
+        return StoredModel(version=version, digest=digest, object=self.depot.put_model(version, self._layout, blocks))
+
+    def _round_record(
+        self, attempt: Attempt, opened: Opened, metrics: SiteMetrics, kept: tuple[str, ...]
+    ) -> RoundRecord:
+        nodes = tuple(self._node_round(name, attempt, opened) for name in self.study.study.roster)
+        record = RoundRecord(
+            number=attempt.number,
+            kind=attempt.kind,  # type: ignore[arg-type]
+            attempts=attempt.attempt,
+            seconds=self._now() - attempt.started,
+            nodes=nodes,
+            blocks_kept=kept,
+            mean_accuracy=metrics.accuracy,
+            mean_loss=metrics.loss,
+            mean_mse=metrics.mse,
+            global_accuracy=metrics.global_accuracy,
+        )
+        if self.study.metrics.share == "per-node":
+            record = replace(
+                record,
+                mean_accuracy=_mean(node.accuracy for node in nodes),
+                mean_loss=_mean(node.loss for node in nodes),
+                mean_mse=_mean(node.mse for node in nodes),
+                global_accuracy=_mean_over_samples(nodes),
+            )
+        return record
+
+    def _node_round(self, name: str, attempt: Attempt, opened: Opened) -> NodeRound:
+        left = self._require_machine().left.get(name, "")
+        if name in opened.cohort:
+            outcome, left = "took part", ""
+        elif name not in attempt.invited:
+            outcome = "absent"
+        else:
+            outcome = "dropped" if left in ("LateMessage", "NotConnected", "") else "sat out"
+        traffic = self._traffic.get(name, _Traffic())
+        report = pb.MetricsReport()
+        for (_, node), answer in self._answers.items():
+            if node == name and answer.header.HasField("metrics"):
+                report = answer.header.metrics
+        shared = self.study.metrics.share == "per-node" and report.samples > 0
+        return NodeRound(
+            name=name,
+            outcome=outcome,  # type: ignore[arg-type]
+            reason=left,
+            bytes_up=traffic.up,
+            bytes_down=traffic.down,
+            samples=report.samples if shared else None,
+            **{
+                field: getattr(report, field) if shared and report.HasField(field) else None
+                for field in ("accuracy", "loss", "mse", "global_accuracy")
+            },
+        )
+
+    def _enter(
+        self,
+        attempt: Attempt,
+        machine: RoundMachine,
+        answers: dict[tuple[str, str], StoredAnswer] | None = None,
+    ) -> None:
+        self._attempt, self._machine = attempt, machine
+        self._answers = answers or {}
+        for (_, node), answer in self._answers.items():
+            self.count(node, up=answer.bytes)
+        self._away_since.clear()
+
+    def _leave(self) -> None:
+        self._attempt = self._machine = None
+        self._answers, self._traffic = {}, {}
+
+    def _close_round(self, attempt: Attempt, *, committed: bool, reason: str) -> None:
+        body = pb.RoundClosed(round=attempt.number, attempt=attempt.attempt, committed=committed, reason=reason)
+        for node in attempt.invited:
+            self._sessions.send(node, pb.CoordinatorMessage(study_id=self.id, round_closed=body))
+
+    def _tidy(self, keep: set[bytes]) -> None:
+        self.depot.clear_spool()
+        self.depot.prune(keep_from=self._model.version, keep_objects=keep)
+        self.record().save(self._folder / "record.json")
+
+    def _require_machine(self) -> RoundMachine:
+        if self._machine is None:
+            raise LateMessageError("no round is open")
+        return self._machine
+
+    def _emit(self, event: str, /, **fields: Any) -> None:
+        self._listener(event, {"study_id": self.id, **fields})
+
+
+def _spool_name(node: str, header: pb.UploadHeader) -> str:
+    return f"{header.round}-{header.attempt}-{node}-{header.upload_id.hex()[:32]}"
+
+
+def _mean(values: Any) -> float | None:
+    present = [value for value in values if value is not None]
+    return float(np.mean(present)) if present else None
+
+
+def _mean_over_samples(nodes: tuple[NodeRound, ...]) -> float | None:
+    pairs = [(n.global_accuracy, n.samples) for n in nodes if n.global_accuracy is not None and n.samples]
+    if not pairs:
+        return None
+    return float(np.average([accuracy for accuracy, _ in pairs], weights=[samples for _, samples in pairs]))
+
+
+def _json(record: RoundRecord) -> dict[str, Any]:
+    return asdict(record)

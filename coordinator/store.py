@@ -1,0 +1,343 @@
+"""What the coordinator must not forget: SQLite (WAL) for decisions, files for bulk.
+
+Everything here is synchronous and transactional; the rounds call it in a thread. A decision is committed before
+anybody hears of it, so a killed coordinator continues where it was:
+
+* a round attempt is written before it is announced;
+* an answer is written before its receipt is sent;
+* the end of a phase is written before the next phase is announced;
+* a model's files are complete on disk before the row that makes it the current one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy.exc import SQLAlchemyError
+
+from secure_fl.errors import SchemaError, StorageError
+from secure_fl.record import RoundRecord, round_from_json
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.wire import parse
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+_tables = sa.MetaData()
+studies = sa.Table(
+    "studies",
+    _tables,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("settings", sa.LargeBinary),
+    sa.Column("state", sa.String),
+    sa.Column("reason", sa.String),
+    sa.Column("created", sa.Float),
+)
+rounds = sa.Table(
+    "rounds",
+    _tables,
+    sa.Column("study_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("kind", sa.String),
+    sa.Column("state", sa.String),
+    sa.Column("reason", sa.String),
+    sa.Column("invited", sa.JSON),
+    sa.Column("model_version", sa.Integer),
+    sa.Column("started", sa.Float),
+    sa.Column("record", sa.JSON),
+)
+phases = sa.Table(
+    "phases",
+    _tables,
+    sa.Column("study_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("position", sa.Integer, primary_key=True),
+    sa.Column("phase", sa.String),
+)
+answers = sa.Table(
+    "answers",
+    _tables,
+    sa.Column("sequence", sa.Integer, primary_key=True),
+    sa.Column("study_id", sa.String),
+    sa.Column("number", sa.Integer),
+    sa.Column("attempt", sa.Integer),
+    sa.Column("phase", sa.String),
+    sa.Column("node", sa.String),
+    sa.Column("header", sa.LargeBinary),
+    sa.Column("bytes", sa.Integer),
+)
+models = sa.Table(
+    "models",
+    _tables,
+    sa.Column("study_id", sa.String, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("digest", sa.LargeBinary),
+    sa.Column("object", sa.LargeBinary),
+)
+
+COLLECTING = "collecting"
+COMMITTED = "committed"
+ABORTED = "aborted"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredStudy:
+    """A study and how far it is."""
+
+    id: str
+    settings: bytes
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt at one round, as announced."""
+
+    study_id: str
+    number: int
+    attempt: int
+    kind: str
+    invited: tuple[str, ...]
+    model_version: int
+    started: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """A version of the shared blocks."""
+
+    version: int
+    digest: bytes
+    object: bytes  # SHA-256 of the raw bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAnswer:
+    """An accepted answer; its bulk lies in the study's spool."""
+
+    node: str
+    phase: str
+    header: pb.UploadHeader
+    bytes: int
+
+
+class Store:
+    """The coordinator's memory."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = sa.create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+        self._migrate()
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> Store:
+        """A SQLite store in `folder`."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
+        return cls(f"sqlite:///{folder / 'coordinator.sqlite'}")
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    # --- studies ----------------------------------------------------------------------------------------------
+
+    def add_study(self, study_id: str, settings: bytes, *, now: float) -> None:
+        """Remember a study; one that is already there stays as it is."""
+        with self._transaction() as tx:
+            if tx.execute(sa.select(studies.c.id).where(studies.c.id == study_id)).first() is None:
+                tx.execute(
+                    studies.insert().values(id=study_id, settings=settings, state="running", reason="", created=now)
+                )
+
+    def studies(self) -> tuple[StoredStudy, ...]:
+        """All studies, oldest first."""
+        query = sa.select(studies.c.id, studies.c.settings, studies.c.state, studies.c.reason)
+        with self._transaction() as tx:
+            rows = tx.execute(query.order_by(studies.c.created)).all()
+        return tuple(StoredStudy(id=r.id, settings=r.settings, state=r.state, reason=r.reason) for r in rows)
+
+    def end_study(self, study_id: str, *, state: str, reason: str = "") -> None:
+        """Mark a study finished or aborted."""
+        with self._transaction() as tx:
+            tx.execute(studies.update().where(studies.c.id == study_id).values(state=state, reason=reason))
+
+    # --- rounds -----------------------------------------------------------------------------------------------
+
+    def begin_attempt(self, attempt: Attempt) -> None:
+        """Write an attempt down, before it is announced."""
+        with self._transaction() as tx:
+            tx.execute(
+                rounds.insert().values(
+                    study_id=attempt.study_id,
+                    number=attempt.number,
+                    attempt=attempt.attempt,
+                    kind=attempt.kind,
+                    state=COLLECTING,
+                    reason="",
+                    invited=list(attempt.invited),
+                    model_version=attempt.model_version,
+                    started=attempt.started,
+                )
+            )
+
+    def open_attempt(self, study_id: str) -> Attempt | None:
+        """The attempt that was under way, if one was."""
+        query = sa.select(rounds).where(rounds.c.study_id == study_id, rounds.c.state == COLLECTING)
+        with self._transaction() as tx:
+            row = tx.execute(query.order_by(rounds.c.number.desc(), rounds.c.attempt.desc())).first()
+        if row is None:
+            return None
+        return Attempt(
+            study_id=row.study_id,
+            number=row.number,
+            attempt=row.attempt,
+            kind=row.kind,
+            invited=tuple(row.invited),
+            model_version=row.model_version,
+            started=row.started,
+        )
+
+    def attempts(self, study_id: str, number: int) -> int:
+        """How many attempts at a round there were."""
+        query = sa.select(sa.func.count()).where(rounds.c.study_id == study_id, rounds.c.number == number)
+        with self._transaction() as tx:
+            return int(tx.execute(query).scalar_one())
+
+    def close_phase(self, attempt: Attempt, position: int, phase: str) -> None:
+        """Write down that a phase is over, before the next one is announced."""
+        with self._transaction() as tx:
+            tx.execute(phases.insert().values(**_key(attempt), position=position, phase=phase))
+
+    def closed_phases(self, attempt: Attempt) -> tuple[str, ...]:
+        """The phases of an attempt that are over, in order."""
+        query = sa.select(phases.c.phase).where(*_where(phases, attempt)).order_by(phases.c.position)
+        with self._transaction() as tx:
+            return tuple(tx.execute(query).scalars())
+
+    def add_answer(self, attempt: Attempt, answer: StoredAnswer) -> None:
+        """Write an accepted answer down, before its receipt is sent."""
+        with self._transaction() as tx:
+            tx.execute(
+                answers.insert().values(
+                    **_key(attempt),
+                    phase=answer.phase,
+                    node=answer.node,
+                    header=answer.header.SerializeToString(),
+                    bytes=answer.bytes,
+                )
+            )
+
+    def answers(self, attempt: Attempt) -> tuple[StoredAnswer, ...]:
+        """All answers of an attempt in the order they were accepted."""
+        query = sa.select(answers).where(*_where(answers, attempt)).order_by(answers.c.sequence)
+        with self._transaction() as tx:
+            rows = tx.execute(query).all()
+        return tuple(
+            StoredAnswer(node=r.node, phase=r.phase, header=parse(pb.UploadHeader, r.header), bytes=r.bytes)
+            for r in rows
+        )
+
+    def abort_attempt(self, attempt: Attempt, reason: str) -> None:
+        """An attempt came to nothing."""
+        with self._transaction() as tx:
+            tx.execute(rounds.update().where(*_where(rounds, attempt)).values(state=ABORTED, reason=reason))
+            tx.execute(answers.delete().where(*_where(answers, attempt)))
+
+    def commit_round(self, attempt: Attempt, record: RoundRecord, model: StoredModel | None) -> None:
+        """The one transaction that makes a round's result the study's current state."""
+        with self._transaction() as tx:
+            tx.execute(rounds.update().where(*_where(rounds, attempt)).values(state=COMMITTED, record=asdict(record)))
+            if model is not None:
+                _insert_model(tx, attempt.study_id, model)
+            # What the nodes said has served its purpose; only the sum remains.
+            tx.execute(answers.delete().where(*_where(answers, attempt)))
+
+    def records(self, study_id: str) -> tuple[RoundRecord, ...]:
+        """The committed rounds, in order."""
+        query = sa.select(rounds.c.record).where(rounds.c.study_id == study_id, rounds.c.state == COMMITTED)
+        with self._transaction() as tx:
+            rows: Sequence[Any] = tx.execute(query.order_by(rounds.c.number)).scalars().all()
+        return tuple(round_from_json(row) for row in rows)
+
+    # --- models -----------------------------------------------------------------------------------------------
+
+    def add_model(self, study_id: str, model: StoredModel) -> None:
+        """The model a study starts from."""
+        with self._transaction() as tx:
+            _insert_model(tx, study_id, model)
+
+    def model(self, study_id: str) -> StoredModel | None:
+        """The current version."""
+        query = sa.select(models).where(models.c.study_id == study_id).order_by(models.c.version.desc())
+        with self._transaction() as tx:
+            row = tx.execute(query).first()
+        if row is None:
+            return None
+        return StoredModel(version=row.version, digest=row.digest, object=row.object)
+
+    # --- internals --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            log.exception("the store failed")
+            raise StorageError(f"the coordinator's store failed ({type(error).__name__})") from error
+
+    def _migrate(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        config.set_main_option("version_locations", str(_MIGRATIONS / "versions"))
+        config.set_main_option("path_separator", "os")
+        with self._transaction() as connection:
+            config.attributes["connection"] = connection
+            known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+            if sa.inspect(connection).has_table("alembic_version"):
+                have = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+                if have is not None and have not in known:
+                    raise SchemaError(f"the store has schema {have}, which this version does not know")
+            try:
+                command.upgrade(config, "head")
+            except CommandError as error:
+                raise SchemaError(f"the store cannot be upgraded ({error})") from error
+
+
+def _insert_model(tx: sa.Connection, study_id: str, model: StoredModel) -> None:
+    tx.execute(models.insert().values(study_id=study_id, **asdict(model)))
+
+
+def _key(attempt: Attempt) -> dict[str, str | int]:
+    return {"study_id": attempt.study_id, "number": attempt.number, "attempt": attempt.attempt}
+
+
+def _where(table: sa.Table, attempt: Attempt) -> list[sa.ColumnElement[bool]]:
+    return [table.c[name] == value for name, value in _key(attempt).items()]
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")  # A committed round survives a power cut, not only a crash.
+    cursor.execute("PRAGMA busy_timeout=10000")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()

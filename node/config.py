@@ -1,0 +1,72 @@
+"""The node's file: what a site decides. Never sent anywhere."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from secure_fl.party import IdentitySection, PartyFile
+from secure_fl.settings import Settings
+from secure_fl.tasks.partition import PartitionSettings
+
+
+class NodeSection(IdentitySection):
+    """Who this node is and which coordinator, and no other, it talks to."""
+
+    name: str
+    coordinator: str  # host:port
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+    proxy: str = ""  # http://[user:password@]host:port; empty: the environment's HTTPS_PROXY / NO_PROXY
+    device: str = "cpu"
+    threads: int = Field(0, ge=0)  # torch threads of the training process; 0: torch decides
+
+
+class ShareSection(Settings):
+    """Only in simulations: which part of a task's common data set this site holds."""
+
+    index: int = Field(ge=0)
+    of: int = Field(ge=1)
+    seed: int = 0
+    partition: PartitionSettings = PartitionSettings()
+
+
+class DatasetSection(Settings):
+    """Local data under the id by which studies name it."""
+
+    path: str = ""
+    format: str = ""
+    share: ShareSection | None = None
+
+
+class PolicySection(Settings):
+    """What this site agrees to. The defaults allow nothing that shows an update to anybody."""
+
+    protections: tuple[str, ...] = ("masked", "sealed")
+    strategies: tuple[str, ...] = ()  # empty: all
+    tasks: tuple[str, ...] = ()  # `module:attribute` tasks this site installed and allows, word for word
+    min_cohort: int = Field(3, ge=2)
+    colluders: int = Field(1, ge=0)
+    metrics: Literal["none", "aggregate", "per-node"] = "aggregate"
+    approve: Literal["ask", "listed"] = "ask"
+    approved: tuple[str, ...] = ()  # study hashes
+
+
+class SimulationSection(Settings):
+    """Only in simulations: repeatable randomness. One person holds every site's secrets there anyway."""
+
+    seed: int
+
+
+class NodeFile(PartyFile):
+    """Everything a node needs to start."""
+
+    node: NodeSection
+    datasets: dict[str, DatasetSection] = Field(default_factory=dict)
+    policy: PolicySection = PolicySection()
+    simulation: SimulationSection | None = None
+
+    @property
+    def identity(self) -> IdentitySection:
+        """The section with the certificate."""
+        return self.node

@@ -1,0 +1,62 @@
+"""The site's own decision about a study and about every announcement. Nothing leaves before it is made."""
+
+from __future__ import annotations
+
+from node.config import NodeFile
+from secure_fl import tasks
+from secure_fl.errors import RefusedError
+from secure_fl.identity.certificates import Certificate
+from secure_fl.protect.base import RequestKind
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study import Study
+
+_OPENNESS = ("none", "aggregate", "per-node")
+
+
+class Policy:
+    """Checks against the node's file."""
+
+    def __init__(self, file: NodeFile, me: Certificate) -> None:
+        self._file = file
+        self._me = me
+
+    def check_study(self, study_id: str, study: Study, approvals: frozenset[str]) -> None:
+        """Raise `RefusedError` unless this site takes part in exactly this study."""
+        policy = self._file.policy
+        if study.id != study_id:
+            raise RefusedError("the offered study is not the one its id names")
+        if study.study.roster.get(self._me.name) != self._me.fingerprint:
+            raise RefusedError("this site's certificate is not in the roster")
+        if study_id not in policy.approved and study_id not in approvals:
+            raise RefusedError(
+                f"study {study_id} is not approved here",
+                advice="read `secure-fl study show`, then approve its hash",
+            )
+        if study.protection.kind not in policy.protections:
+            raise RefusedError(f"protection {study.protection.kind!r} is not allowed by [policy] protections")
+        if policy.strategies and study.strategy.name not in policy.strategies:
+            raise RefusedError(f"strategy {study.strategy.name!r} is not allowed by [policy] strategies")
+        # A module:attribute task is imported only if the site itself wrote that very string into its file.
+        if study.task.name not in policy.tasks and not tasks.is_installed_id(study.task.name):
+            raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
+        if study.task.dataset_id not in self._file.datasets:
+            raise RefusedError(f"there is no [datasets.{study.task.dataset_id}] here")
+        if study.protection.colluders < policy.colluders:
+            raise RefusedError(f"the study withstands fewer than {policy.colluders} colluding sites")
+        if len(study.study.roster) < policy.min_cohort or study.min_cohort(RequestKind.SUM) < policy.min_cohort:
+            raise RefusedError(f"the study opens cohorts smaller than {policy.min_cohort}")
+        if _OPENNESS.index(study.metrics.share) > _OPENNESS.index(policy.metrics):
+            raise RefusedError(f"metrics.share {study.metrics.share!r} is more than [policy] metrics allows")
+
+    def check_announcement(self, study: Study, announcement: pb.PhaseAnnouncement) -> None:
+        """Raise `RefusedError` unless the announced round is one of the approved study."""
+        invited = set(announcement.invited)
+        last = study.study.rounds + (1 if announcement.kind == pb.ROUND_KIND_EVALUATE else 0)
+        if not 1 <= announcement.round <= last:
+            raise RefusedError("the round is not one of the study's")
+        if not invited <= study.study.roster.keys() or self._me.name not in invited:
+            raise RefusedError("the round invites sites outside the roster, or not this one")
+        if len(invited) < max(self._file.policy.min_cohort, study.min_cohort(RequestKind.SUM)):
+            raise RefusedError("the round's cohort is too small")
+        if announcement.payload.protection != study.protection.kind:
+            raise RefusedError("the round uses another protection than the study")

@@ -1,0 +1,330 @@
+"""One node in one attempt at one round. Reads as the data's path (docs/DATA_PATH.md, 1–9 and 15).
+
+    check → fetch → reserve → load → train → clip, weigh, round → protect → charge → send → keep
+
+Every promise to the site is kept here, in the node's own process: nothing is fetched before the announcement is
+checked, nothing is trained before its privacy is reserved, nothing is sent before it is charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.config import NodeFile
+from node.jobs import Job, Result, layout_to_json
+from node.policy import Policy
+from node.store import StudyStore, load_blocks, save_blocks
+from secure_fl.blocks import Layout
+from secure_fl.errors import ProtectionError, RestartedError, SecureFLError
+from secure_fl.identity.signing import SigningKey
+from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector, with_metrics
+from secure_fl.privacy.accountant import Accountant, Reservation
+from secure_fl.protect.base import Contribution, Message, NodeHalf, Protection, RequestKind, RoundContext
+from secure_fl.protect.weights import WEIGHT_UNITS, quantise_weight
+from secure_fl.randomness import KeyStream, Randomness
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.strategies.aggregate import decode_sums, encode_update
+from secure_fl.study import Study
+from secure_fl.wire import layout_from_wire, reference, seal_upload
+
+if TYPE_CHECKING:
+    from node.session import Session
+    from node.worker import Executor
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What a round needs of the node it runs in."""
+
+    file: NodeFile
+    name: str
+    key: SigningKey
+    policy: Policy
+    accountant: Accountant
+    executor: Executor
+    session: Session
+    randomness: Callable[..., Randomness]  # a fresh source for one attempt
+
+
+class Round:
+    """Takes part in one attempt, phase by phase."""
+
+    def __init__(self, site: Site, study: Study, store: StudyStore, announcement: pb.PhaseAnnouncement) -> None:
+        self.key = (announcement.round, announcement.attempt)
+        self._site = site
+        self._study = study
+        self._store = store
+        self._first = announcement
+        self._current = announcement
+        self._asked: asyncio.Queue[pb.PhaseAnnouncement] = asyncio.Queue()
+        self._timeout: asyncio.Timeout | None = None
+        self._strategy = study.make_strategy()
+        self._protection: Protection = study.make_protection()
+        self._left_the_node = False
+
+    def announce(self, announcement: pb.PhaseAnnouncement) -> None:
+        """A further phase, or the same one again because the coordinator did not get the answer."""
+        if announcement.phase == self._current.phase:
+            if self._timeout is not None:
+                self._timeout.reschedule(_deadline(announcement))
+            return
+        self._asked.put_nowait(announcement)
+
+    async def run(self) -> None:
+        """Take part; whatever goes wrong, the node sits out and says only the error's code."""
+        try:
+            async with asyncio.timeout_at(_deadline(self._first)) as self._timeout:
+                await self._take_part()
+        except TimeoutError:
+            log.warning("%s: too slow for the deadline; left out", self._label())
+        except SecureFLError as error:
+            log.warning(
+                "%s: sitting out: %s%s",
+                self._label(),
+                error.message,
+                f" → {error.hint}" if error.hint else "",
+            )
+            self._sit_out(error.code)
+        except Exception:
+            log.exception("%s: sitting out after an unexpected error", self._label())
+            self._sit_out("SecureFL")
+
+    async def _take_part(self) -> None:
+        announcement = self._first
+        self._check(announcement)
+        layout = layout_from_wire(announcement.model.blocks)
+        received = await self._fetch(announcement, layout)
+        reservation = self._reserve()
+        try:
+            result = await self._train(layout, received)
+            context = self._context(announcement, layout)
+            contribution = self._encode(context, result)
+            half = self._protection.node(context, self._site.name, contribution, self._randomness("protect"))
+            await self._protect_and_send(half, context.kind, reservation, result.metrics)
+        except BaseException as error:
+            if not self._left_the_node:
+                reason = error.code if isinstance(error, SecureFLError) else type(error).__name__
+                self._site.accountant.release(reservation, reason=reason)
+            raise
+        self._keep(half)
+
+    def _check(self, announcement: pb.PhaseAnnouncement) -> None:
+        """1. Check the announcement against the approved study and the site's policy."""
+        self._site.policy.check_announcement(self._study, announcement)
+        if announcement.phase != self._phases(announcement)[0]:
+            raise RestartedError("this node has no memory of the round's earlier phases")
+
+    async def _fetch(self, announcement: pb.PhaseAnnouncement, layout: Layout) -> Path:
+        """2. Fetch the shared model; keep it only if it is the announced one, bit for bit."""
+        path = self._store.scratch(f"{self._suffix()}-received.bin")
+        target = announcement.model.object
+        await self._site.session.download(
+            self._study.id, target, lambda chunks: self._store.receive(target, chunks, path)
+        )
+        blocks = layout.unflatten(path.read_bytes())
+        if layout.digest(blocks) != announcement.model.digest:
+            raise ProtectionError("the model's digest does not match its blocks")
+        return path
+
+    def _reserve(self) -> Reservation:
+        """3. Set the round's privacy cost aside before anything is computed from the data."""
+        reservation = Reservation(
+            study_id=self._study.id,
+            round=self._first.round,
+            attempt=self._first.attempt,
+            dataset=self._study.task.dataset_id,
+        )
+        self._site.accountant.reserve(reservation)
+        return reservation
+
+    async def _train(self, layout: Layout, received: Path) -> Result:
+        """4.–5. Load the data and train, in a process of its own."""
+        file, number = self._site.file, self._first.round
+        dataset = file.datasets[self._study.task.dataset_id]
+        job = Job(
+            kind="train" if self._first.kind == pb.ROUND_KIND_TRAIN else "evaluate",
+            study=str(self._store.settings),
+            round=number,
+            me=self._site.name,
+            dataset=dataset.model_dump(mode="json"),
+            folder=str(file.path("")),
+            device=file.node.device,
+            threads=file.node.threads,
+            layout=layout_to_json(layout),
+            received=str(received),
+            personal=_text(self._store.latest("personal", before=number)),
+            combination=_text(self._store.latest("combination", before=number)),
+            peers=tuple(self._first.invited),
+            update_to=str(self._update_path()),
+            personal_to=str(self._store.path("personal", number)),
+            model_to=str(self._store.model),
+        )
+        return await self._site.executor.run(job)
+
+    def _encode(self, context: RoundContext, result: Result) -> Contribution:
+        """6. Clip, weigh and round the update: from here on it is integers in the study's ring."""
+        protection = self._study.protection
+        stream = KeyStream(self._randomness("rounding").bytes(32))
+        weight = WEIGHT_UNITS
+        if context.kind is RequestKind.SUM:
+            weight = quantise_weight(
+                result.samples,
+                reference_samples=protection.reference_samples,
+                min_cohort=context.min_cohort,
+            )
+        training = self._first.kind == pb.ROUND_KIND_TRAIN
+        update = load_blocks(self._update_path()) if training else {}
+        layout = Layout(tuple(shape for shape in context.layout if shape.name != METRICS_BLOCK))
+        contribution, clipped = encode_update(
+            update, layout=layout, codec=self._study.codec(), weight=weight, stream=stream, row=result.row
+        )
+        if clipped:
+            log.warning(
+                "%s: %d of %d values were beyond ±%g and were clipped; raise protection.clip or train more gently",
+                self._label(), clipped, layout.size, protection.clip,
+            )  # fmt: skip
+        if METRICS_BLOCK in context.layout.names:
+            values, _ = metrics_codec(protection.bits).encode(to_vector(result.metrics), weight=weight, stream=stream)
+            blocks = {**contribution.blocks, METRICS_BLOCK: values}
+            contribution = Contribution(blocks=blocks, weight=weight, row=contribution.row)
+        return contribution
+
+    async def _protect_and_send(
+        self, half: NodeHalf, kind: RequestKind, reservation: Reservation, metrics: SiteMetrics
+    ) -> None:
+        """7.–9. Phase by phase: let the protection answer, charge the site, send."""
+        phases = self._protection.phases(kind)
+        for position, phase in enumerate(phases):
+            if position:
+                await self._next_phase(phase)
+            answer = half.answer(phase, await self._question())
+            header = self._header(phase, answer, metrics if position == 0 else None)
+            if not self._left_the_node:
+                # 8. Charge durably, then send: a byte that may have left is a byte that left.
+                self._site.accountant.commit(reservation, release=self._release(header))
+                self._left_the_node = True
+            await self._site.session.upload(header, answer.bulk)
+
+    async def _next_phase(self, phase: str) -> None:
+        announcement = await self._asked.get()
+        self._site.policy.check_announcement(self._study, announcement)
+        if announcement.phase != phase or announcement.model.digest != self._first.model.digest:
+            raise ProtectionError(f"phase {announcement.phase!r} was announced where {phase!r} follows")
+        self._current = announcement
+        if self._timeout is not None:
+            self._timeout.reschedule(_deadline(announcement))
+
+    async def _question(self) -> Message:
+        """What the coordinator says in the current phase, bulk fetched and checked."""
+        announcement = self._current
+        if not announcement.HasField("bulk"):
+            return Message(body=announcement.payload.body)
+        path = self._store.scratch(f"{self._suffix()}-{announcement.phase}.bin")
+        await self._site.session.download(
+            self._study.id,
+            announcement.bulk,
+            lambda chunks: self._store.receive(announcement.bulk, chunks, path),
+        )
+        return Message(body=announcement.payload.body, bulk=path.read_bytes())
+
+    def _header(self, phase: str, answer: Message, metrics: SiteMetrics | None) -> pb.UploadHeader:
+        header = pb.UploadHeader(
+            study_id=self._study.id,
+            round=self._first.round,
+            attempt=self._first.attempt,
+            phase=phase,
+            payload=pb.Payload(
+                protection=self._protection.name,
+                phase=phase,
+                version=self._protection.payload_version,
+                body=answer.body,
+            ),
+            bulk=reference(answer.bulk),
+        )
+        if metrics is not None and self._study.metrics.share == "per-node":
+            header.metrics.CopyFrom(_report(metrics))
+        seal_upload(header, self._site.key)
+        return header
+
+    def _release(self, header: pb.UploadHeader) -> dict[str, str | int]:
+        return {
+            "upload": header.upload_id.hex(),
+            "bytes": header.bulk.size + len(header.payload.body),
+            "protection": self._protection.name,
+            "metrics": self._study.metrics.share,
+        }
+
+    def _keep(self, half: NodeHalf) -> None:
+        """15. Keep what was opened here and nowhere else, and forget the rest of the round."""
+        if combination := half.combination():
+            means = decode_sums(combination, self._study.codec())
+            blocks = {name: block.mean for name, block in means.items()}
+            save_blocks(self._store.path("combination", self._first.round), blocks)
+        self._store.tidy(number=self._first.round)
+
+    # --- small things -----------------------------------------------------------------------------------------
+
+    def _context(self, announcement: pb.PhaseAnnouncement, layout: Layout) -> RoundContext:
+        kind = self._kind(announcement, layout)
+        shared = layout if announcement.kind == pb.ROUND_KIND_TRAIN else Layout(())
+        return RoundContext(
+            study_id=self._study.id,
+            round=announcement.round,
+            attempt=announcement.attempt,
+            base_model=announcement.model.digest,
+            invited=tuple(announcement.invited),
+            layout=with_metrics(shared, kind, share=self._study.metrics.share),
+            kind=kind,
+            bits=self._study.protection.bits,
+            colluders=self._study.protection.colluders,
+            min_cohort=self._study.min_cohort(kind),
+        )
+
+    def _phases(self, announcement: pb.PhaseAnnouncement) -> tuple[str, ...]:
+        return self._protection.phases(self._kind(announcement, layout_from_wire(announcement.model.blocks)))
+
+    def _kind(self, announcement: pb.PhaseAnnouncement, layout: Layout) -> RequestKind:
+        if announcement.kind != pb.ROUND_KIND_TRAIN:
+            return RequestKind.SUM
+        # The strategy says what it asks for; which blocks those are is checked against the task in training.
+        return self._strategy.request(layout, ()).kind
+
+    def _randomness(self, purpose: str) -> Randomness:
+        return self._site.randomness(self._study.id, str(self.key), purpose)
+
+    def _update_path(self) -> Path:
+        return self._store.scratch(f"{self._suffix()}-update.safetensors")
+
+    def _suffix(self) -> str:
+        return f"{self._first.round}-{self._first.attempt}"
+
+    def _sit_out(self, code: str) -> None:
+        body = pb.SitOut(round=self._first.round, attempt=self._first.attempt, reason=code)
+        self._site.session.say(pb.NodeMessage(study_id=self._study.id, sit_out=body))
+
+    def _label(self) -> str:
+        return f"study {self._study.id[:12]} round {self._first.round} attempt {self._first.attempt}"
+
+
+def _deadline(announcement: pb.PhaseAnnouncement) -> float:
+    return asyncio.get_running_loop().time() + announcement.deadline_ms / 1000
+
+
+def _text(path: Path | None) -> str:
+    return "" if path is None else str(path)
+
+
+def _report(metrics: SiteMetrics) -> pb.MetricsReport:
+    report = pb.MetricsReport(samples=metrics.samples or 0)
+    for field in ("accuracy", "loss", "mse", "global_accuracy"):
+        value = getattr(metrics, field)
+        if value is not None:
+            setattr(report, field, value)
+    return report

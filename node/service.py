@@ -1,0 +1,159 @@
+"""A node: its studies, its rounds, its session. Everything but the wire and the training process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from node.config import NodeFile
+from node.policy import Policy
+from node.round import Round, Site
+from node.session import Session
+from node.store import NodeStore, StudyStore
+from node.worker import Executor
+from secure_fl.errors import CertificateError, SecureFLError
+from secure_fl.files import write_atomically
+from secure_fl.privacy.accountant import RecordingAccountant
+from secure_fl.privacy.ledger import Ledger
+from secure_fl.randomness import Randomness, SystemRandomness, UnsafeSeededRandomness
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study import Study
+from secure_fl.transport.base import Connector
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Participation:
+    study: Study
+    store: StudyStore
+    round: Round | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class Node:
+    """One site."""
+
+    def __init__(self, file: NodeFile, connector: Connector, executor: Executor, *, until_done: bool = False) -> None:
+        credential = file.credential()
+        me = credential.certificate
+        if me.name != file.node.name or me.role != "node":
+            raise CertificateError(f"the certificate belongs to the {me.role} {me.name!r}, not to {file.node.name!r}")
+        self._file = file
+        self._store = NodeStore(file.state_folder)
+        self._policy = Policy(file, me)
+        self._executor = executor
+        self._until_done = until_done
+        self._studies: dict[str, _Participation] = {}
+        self._session = Session(connector, handler=self._handle)
+        ledger = Ledger(self._store.ledger, certificate=me, key=credential.signing_key)
+        self._site = Site(
+            file=file,
+            name=me.name,
+            key=credential.signing_key,
+            policy=self._policy,
+            accountant=RecordingAccountant(ledger),
+            executor=executor,
+            session=self._session,
+            randomness=self._randomness,
+        )
+
+    async def run(self) -> None:
+        """Serve until stopped or, with `until_done`, until every study is closed."""
+        try:
+            await self._session.run()
+        finally:
+            for participation in self._studies.values():
+                await _cancel(participation)
+            await self._executor.close()
+
+    def stop(self) -> None:
+        """Leave cleanly: state is on disk after every round, so nothing is lost."""
+        self._session.stop()
+
+    # --- what the coordinator says ----------------------------------------------------------------------------
+
+    def _handle(self, message: pb.CoordinatorMessage) -> None:
+        match message.WhichOneof("body"):
+            case "study_offer":
+                self._consider(message.study_id, message.study_offer.settings)
+            case "announcement":
+                self._announce(message.study_id, message.announcement)
+            case "round_closed":
+                self._close_round(message.study_id, message.round_closed)
+            case "study_closed":
+                self._close_study(message.study_id, message.study_closed)
+
+    def _consider(self, study_id: str, settings: bytes) -> None:
+        """Take part in a study, or say by which kind of reason not."""
+        try:
+            study = Study.from_canonical(settings)
+            self._policy.check_study(study_id, study, self._store.approvals())
+            store = self._store.study(study_id)
+            write_atomically(store.settings, settings)
+        except SecureFLError as error:
+            log.warning(
+                "refusing study %s: %s%s",
+                study_id[:12],
+                error.message,
+                f" → {error.hint}" if error.hint else "",
+            )
+            answer = pb.StudyAnswer(accepted=False, refusal=error.code)
+        else:
+            # Offered again after a broken link: a round under way goes on.
+            self._studies.setdefault(study_id, _Participation(study, store))
+            answer = pb.StudyAnswer(accepted=True)
+        self._session.say(pb.NodeMessage(study_id=study_id, study_answer=answer))
+
+    def _announce(self, study_id: str, announcement: pb.PhaseAnnouncement) -> None:
+        participation = self._studies.get(study_id)
+        if participation is None:
+            log.warning("an announcement for a study this node has not accepted")
+            return
+        current = participation.round
+        if current is not None and current.key == (announcement.round, announcement.attempt):
+            current.announce(announcement)
+            return
+        if participation.task is not None:
+            participation.task.cancel()
+        earlier = participation.task
+        current = Round(self._site, participation.study, participation.store, announcement)
+        participation.round = current
+        participation.task = asyncio.create_task(_after(earlier, current))
+
+    def _close_round(self, study_id: str, closed: pb.RoundClosed) -> None:
+        participation = self._studies.get(study_id)
+        if participation is None or participation.round is None or participation.task is None:
+            return
+        if participation.round.key == (closed.round, closed.attempt) and not participation.task.done():
+            # The round went on without this node, or failed: training further would be for nothing.
+            participation.task.cancel()
+
+    def _close_study(self, study_id: str, closed: pb.StudyClosed) -> None:
+        log.info("study %s is %s", study_id[:12], "finished" if closed.finished else f"aborted ({closed.reason})")
+        participation = self._studies.pop(study_id, None)
+        if participation is not None and participation.task is not None:
+            participation.task.cancel()
+        if self._until_done and not self._studies:
+            self.stop()
+
+    def _randomness(self, *context: str) -> Randomness:
+        if self._file.simulation is None:
+            return SystemRandomness()
+        return UnsafeSeededRandomness(self._file.simulation.seed, self._file.node.name, *context)
+
+
+async def _after(earlier: asyncio.Task[None] | None, current: Round) -> None:
+    """Start a round once the one before has let go of its files."""
+    if earlier is not None:
+        await asyncio.wait([earlier])
+    await current.run()
+
+
+async def _cancel(participation: _Participation) -> None:
+    if participation.task is not None:
+        participation.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await participation.task

@@ -1,0 +1,180 @@
+"""The node's conversation with its coordinator: one stream, kept alive, re-dialled with back-off.
+
+What the coordinator announces is handed to the rounds; what the rounds want to send goes through here and survives a
+broken link: an upload is resent byte for byte until it is acknowledged or refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import secure_fl
+from secure_fl.errors import (
+    MalformedMessageError,
+    NetworkError,
+    NotConnectedError,
+    StorageError,
+)
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.transport.base import Connector, CoordinatorLink
+from secure_fl.wire import check_coordinator_message, chunks, negotiate, our_versions, require
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE = 0.25
+_LONGEST_PAUSE = 30.0
+_WELCOME_SECONDS = 20.0
+# Deadlines of transfers: a fixed part and one that grows with the size (256 KiB/s is a very slow line).
+_TRANSFER_SECONDS = 60.0
+_SLOWEST_BYTES_PER_SECOND = 256 * 1024
+_CORRUPT_TRANSFERS = 3
+
+# Worth another try: the link broke, or the coordinator cannot write just now.
+_TRANSIENT = (NetworkError, NotConnectedError, StorageError)
+
+T = TypeVar("T")
+Handler = Callable[[pb.CoordinatorMessage], None]
+
+
+class Session:
+    """Stays connected until told to stop."""
+
+    def __init__(self, connector: Connector, *, handler: Handler, jitter: Callable[[], float] = random.random) -> None:
+        self._connector = connector
+        self._handler = handler
+        self._jitter = jitter
+        self._outgoing: asyncio.Queue[pb.NodeMessage | None] = asyncio.Queue()
+        self._link: CoordinatorLink | None = None
+        self._connected = asyncio.Event()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Connect, converse, and on a broken link begin again; identity errors end it."""
+        pause = _FIRST_PAUSE
+        while not self._stop.is_set():
+            try:
+                self._link = await self._connector.connect()
+                await self._converse(self._link)
+                pause = _FIRST_PAUSE
+            except (MalformedMessageError, NetworkError) as error:
+                if type(error) not in (*_TRANSIENT, MalformedMessageError):
+                    raise
+                log.warning("%s; next try in about %.1f s", error.message, pause)
+            finally:
+                await self._hang_up()
+            if self._stop.is_set():
+                return
+            # Full jitter: after a coordinator's restart its nodes do not all knock at once.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), pause * (0.5 + self._jitter() / 2))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def stop(self) -> None:
+        """Hang up and let `run` return."""
+        self._stop.set()
+        self._outgoing.put_nowait(None)
+
+    def say(self, message: pb.NodeMessage) -> None:
+        """Queue a message for the stream. One that is lost with the link is lost: the coordinator asks again."""
+        self._outgoing.put_nowait(message)
+
+    async def upload(self, header: pb.UploadHeader, bulk: bytes) -> pb.UploadReceipt:
+        """Send one answer, again and again with the same bytes, until it is acknowledged or refused."""
+        seconds = _TRANSFER_SECONDS + len(bulk) / _SLOWEST_BYTES_PER_SECOND
+        return await self._persist(lambda link: link.upload(_parts(header, bulk), timeout=seconds))
+
+    async def download(
+        self,
+        study_id: str,
+        reference: pb.ObjectRef,
+        receive: Callable[[AsyncIterator[pb.Chunk]], Awaitable[None]],
+    ) -> None:
+        """Fetch one object into `receive`, which checks its digest; again from the start if the link breaks."""
+        seconds = _TRANSFER_SECONDS + reference.size / _SLOWEST_BYTES_PER_SECOND
+        request = pb.DownloadRequest(study_id=study_id, sha256=reference.sha256)
+        await self._persist(lambda link: receive(link.download(request, timeout=seconds)))
+
+    async def _persist(self, transfer: Callable[[CoordinatorLink], Awaitable[T]]) -> T:
+        """Try a transfer on every link there is, until it succeeds or fails for good."""
+        corrupt = 0
+        while True:
+            link = await self._live_link()
+            try:
+                return await transfer(link)
+            except MalformedMessageError:
+                corrupt += 1
+                if corrupt == _CORRUPT_TRANSFERS:
+                    raise
+            except (NetworkError, StorageError) as error:
+                if type(error) not in _TRANSIENT:
+                    raise
+                log.warning("a transfer failed (%s); it will be tried again", error.code)
+            await asyncio.sleep(_FIRST_PAUSE * (1 + self._jitter()))
+
+    async def _live_link(self) -> CoordinatorLink:
+        while self._link is None or not self._connected.is_set():
+            await self._connected.wait()
+        return self._link
+
+    async def _converse(self, link: CoordinatorLink) -> None:
+        """One stream from hello to hang-up."""
+        self._outgoing = asyncio.Queue()
+        software = f"secure-fl {secure_fl.__version__}"
+        self.say(pb.NodeMessage(hello=pb.Hello(versions=our_versions(), software=software)))
+        messages = aiter(link.session(self._drain()))
+        try:
+            async with asyncio.timeout(_WELCOME_SECONDS):
+                welcome = await anext(messages)
+        except (TimeoutError, StopAsyncIteration):
+            raise NetworkError("the coordinator does not answer hello") from None
+        check_coordinator_message(welcome)
+        require(welcome.WhichOneof("body") == "welcome", "a session starts with welcome")
+        negotiate(pb.VersionRange(lowest=welcome.welcome.version, highest=welcome.welcome.version))
+        beat = max(0.1, welcome.welcome.heartbeat_ms / 1000)
+        log.info("connected to the coordinator (%s)", welcome.welcome.software)
+        self._connected.set()
+        heart = asyncio.create_task(self._heartbeat(beat))
+        try:
+            while True:
+                async with asyncio.timeout(3 * beat):
+                    message = await anext(messages)
+                check_coordinator_message(message)
+                if message.WhichOneof("body") not in ("heartbeat", "welcome"):
+                    self._handler(message)
+        except TimeoutError:
+            raise NetworkError("the coordinator fell silent") from None
+        except StopAsyncIteration:
+            if not self._stop.is_set():
+                raise NetworkError("the coordinator ended the session") from None
+        finally:
+            heart.cancel()
+
+    async def _heartbeat(self, seconds: float) -> None:
+        sequence = 0
+        while True:
+            self.say(pb.NodeMessage(heartbeat=pb.Heartbeat(sequence=sequence)))
+            sequence += 1
+            await asyncio.sleep(seconds)
+
+    async def _drain(self) -> AsyncIterator[pb.NodeMessage]:
+        queue = self._outgoing
+        while (message := await queue.get()) is not None:
+            yield message
+
+    async def _hang_up(self) -> None:
+        self._connected.clear()
+        link, self._link = self._link, None
+        self._outgoing.put_nowait(None)
+        if link is not None:
+            await link.close()
+
+
+async def _parts(header: pb.UploadHeader, bulk: bytes) -> AsyncIterator[pb.UploadPart]:
+    yield pb.UploadPart(header=header)
+    for chunk in chunks(bulk):
+        yield pb.UploadPart(chunk=chunk)

@@ -1,0 +1,138 @@
+"""What a node keeps between rounds and restarts. Every file is whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from secure_fl.blocks import DTYPE, Blocks, Vector
+from secure_fl.errors import MalformedMessageError, StorageError
+from secure_fl.files import publish, write_atomically
+from secure_fl.rpc import federation_pb2 as pb
+
+_ROUND = re.compile(r"(personal|combination)-(\d+)\.safetensors")
+
+log = logging.getLogger(__name__)
+
+
+class StudyStore:
+    """One study's files on this node.
+
+    What a round leaves behind carries the round's number. A later attempt at the same round starts from the files
+    of the rounds before it, so a failed attempt leaves no trace in the training.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
+        for leftover in (*folder.glob(".*.part"), *folder.glob("*.part"), *folder.glob("scratch-*")):
+            leftover.unlink(missing_ok=True)
+
+    @property
+    def settings(self) -> Path:
+        """The approved study, as canonical JSON."""
+        return self.folder / "study.json"
+
+    @property
+    def model(self) -> Path:
+        """The site's model after the last round."""
+        return self.folder / "model.safetensors"
+
+    def latest(self, kind: str, *, before: int) -> Path | None:
+        """The newest `personal` or `combination` file of a round before `before`."""
+        numbers = [
+            int(match[2])
+            for path in self.folder.iterdir()
+            if (match := _ROUND.fullmatch(path.name)) and match[1] == kind and int(match[2]) < before
+        ]
+        return self.path(kind, max(numbers)) if numbers else None
+
+    def path(self, kind: str, number: int) -> Path:
+        """Where a round's `personal` or `combination` blocks go."""
+        return self.folder / f"{kind}-{number}.safetensors"
+
+    def scratch(self, name: str) -> Path:
+        """A file of the round under way."""
+        return self.folder / f"scratch-{name}"
+
+    def tidy(self, *, number: int) -> None:
+        """After a round: drop scratch files and all but the last two rounds' state."""
+        for path in self.folder.glob("scratch-*"):
+            path.unlink(missing_ok=True)
+        for path in self.folder.iterdir():
+            match = _ROUND.fullmatch(path.name)
+            if match and int(match[2]) < number - 1:
+                path.unlink(missing_ok=True)
+
+    async def receive(self, reference: pb.ObjectRef, chunks: AsyncIterator[pb.Chunk], path: Path) -> None:
+        """Write a download to `path`; raise and leave nothing unless it is exactly what was announced."""
+        temporary = path.with_name(f"{path.name}.part")
+        digest = hashlib.sha256()
+        position = 0
+        try:
+            with temporary.open("wb") as file:
+                async for chunk in chunks:
+                    position += len(chunk.data)
+                    if chunk.offset + len(chunk.data) != position or position > reference.size:
+                        raise MalformedMessageError("a download is out of order or too long")
+                    digest.update(chunk.data)
+                    file.write(chunk.data)
+            if position != reference.size or digest.digest() != reference.sha256:
+                raise MalformedMessageError("a download does not match its digest")
+            publish(temporary, path)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written ({error.strerror})") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def save_blocks(path: Path, blocks: Blocks) -> None:
+    """Blocks as flat vectors in a safetensors file."""
+    write_atomically(path, save({name: np.ascontiguousarray(vector) for name, vector in blocks.items()}))
+
+
+def load_blocks(path: Path | None) -> dict[str, Vector]:
+    """The inverse of `save_blocks`; nothing for None."""
+    if path is None:
+        return {}
+    try:
+        stored: Mapping[str, Vector] = load(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
+    return {name: np.asarray(vector, DTYPE) for name, vector in stored.items()}
+
+
+class NodeStore:
+    """The node's state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def ledger(self) -> Path:
+        """The privacy ledger, one per node."""
+        return self.folder / "ledger.jsonl"
+
+    def study(self, study_id: str) -> StudyStore:
+        """One study's files. `study_id` was checked to be 64 hexadecimal digits."""
+        return StudyStore(self.folder / "studies" / study_id)
+
+    def approvals(self) -> frozenset[str]:
+        """Study hashes approved by hand."""
+        try:
+            return frozenset(json.loads((self.folder / "approvals.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return frozenset()
+        except (OSError, ValueError) as error:
+            raise StorageError(f"the list of approvals cannot be read ({type(error).__name__})") from error

@@ -1,0 +1,119 @@
+"""One training job from start to end, inside the training process. The only module of the node that needs torch."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+import torch
+from safetensors.numpy import save
+
+from node.config import DatasetSection
+from node.jobs import Job, Result, layout_from_json
+from node.store import load_blocks, save_blocks
+from secure_fl import tasks
+from secure_fl.errors import NonFiniteUpdateError
+from secure_fl.files import write_atomically
+from secure_fl.metrics import SiteMetrics
+from secure_fl.strategies.base import Strategy
+from secure_fl.strategies.site import Site
+from secure_fl.study import Study
+from secure_fl.tasks.base import LocalData, Share, Source, Task
+from secure_fl.tasks.model_blocks import initial_blocks
+
+
+class Trainer:
+    """Executes jobs one at a time; remembers the data between rounds."""
+
+    # torch's generator is global: two jobs in one process must not interleave if a seed is to mean something.
+    _one_at_a_time = threading.Lock()
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[str, str, str], tuple[Study, Strategy, Task, LocalData]] = {}
+
+    def execute(self, job: Job) -> Result:
+        """Do a job. Raises typed errors; nothing of a failed job is left in the job's output files."""
+        with self._one_at_a_time:
+            if job.threads and torch.get_num_threads() != job.threads:
+                torch.set_num_threads(job.threads)
+            return self._execute(job)
+
+    def _execute(self, job: Job) -> Result:
+        # DATA_PATH 4: load.
+        study, strategy, task, data = self._load(job)
+        whole, initial = initial_blocks(task, study.study.seed)
+        request = strategy.request(whole, task.head(whole.names))
+        layout = layout_from_json(job.layout)
+        whole.select(request.blocks).require(layout, who="the coordinator's model")
+        site = Site(
+            task=task,
+            data=data,
+            training=strategy.settings,
+            initial=initial,
+            received=layout.unflatten(Path(job.received).read_bytes()),
+            personal=load_blocks(Path(job.personal) if job.personal else None),
+            combination=load_blocks(Path(job.combination) if job.combination else None),
+            peers=job.peers,
+            seed=training_seed(study.study.seed, job.me, job.round),
+            device=job.device,
+        )
+        metrics = _measure(strategy, site)
+        row: dict[str, int] = {}
+        if job.kind == "train":
+            # DATA_PATH 5: train and select the blocks that may leave.
+            update = strategy.fit(site)
+            _require_finite(site)
+            row = dict(strategy.row(site))
+            save_blocks(Path(job.update_to), update)
+            if site.personal:
+                save_blocks(Path(job.personal_to), site.personal)
+        else:
+            model = site.layout.tensors(strategy.inference(site))
+            write_atomically(Path(job.model_to), save(model))
+        return Result(samples=site.samples, metrics=metrics, row=row)
+
+    def _load(self, job: Job) -> tuple[Study, Strategy, Task, LocalData]:
+        key = (job.study, job.me, job.folder)
+        if key not in self._loaded:
+            study = Study.from_canonical(Path(job.study).read_bytes())
+            task = tasks.create(study.task.name, study.task.settings)
+            self._loaded[key] = (study, study.make_strategy(), task, task.load(_source(job)))
+        return self._loaded[key]
+
+
+def training_seed(study_seed: int, me: str, number: int) -> int:
+    """A seed for batch order and dropout: different for every site and round, repeatable for all of them."""
+    digest = hashlib.sha256(f"secure-fl training {study_seed}/{me}/{number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def _source(job: Job) -> Source:
+    section = DatasetSection.parse(job.dataset)
+    share: Share | None = None
+    if (part := section.share) is not None:
+        share = Share(index=part.index, of=part.of, partition=part.partition, seed=part.seed)
+    path = Path(job.folder) / section.path if section.path else None
+    return Source(path=path, format=section.format or None, share=share)
+
+
+def _measure(strategy: Strategy, site: Site) -> SiteMetrics:
+    """The model as received, before training: the fruit of the rounds so far."""
+    own = site.evaluate(strategy.inference(site))
+    common = own
+    if strategy.has_global_model and (site.personal or site.combination):
+        common = site.evaluate({**site.initial, **site.received})
+    return SiteMetrics(
+        samples=site.samples,
+        accuracy=own.accuracy,
+        loss=own.loss,
+        mse=own.mse,
+        global_accuracy=common.accuracy if strategy.has_global_model else None,
+    )
+
+
+def _require_finite(site: Site) -> None:
+    """NaN must reach neither the update nor what the site keeps."""
+    for parameter in site.model.parameters():
+        if not torch.isfinite(parameter).all():
+            raise NonFiniteUpdateError("training produced NaN or infinity")

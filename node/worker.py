@@ -1,0 +1,139 @@
+"""Training in a process of its own: it can take hours and be cancelled while heartbeats go on.
+
+The parent writes one job per line to the worker's standard input and reads one result per line. When the parent
+dies the pipe closes and the worker leaves at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import queue
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from node.jobs import Job, Result
+from secure_fl import lifeline, logs
+from secure_fl.errors import SecureFLError, TrainingError, by_code
+
+if TYPE_CHECKING:
+    from node.training import Trainer
+
+log = logging.getLogger(__name__)
+
+_RESULT_BYTES = 1 << 20
+
+
+class Executor(Protocol):
+    """Runs jobs for the round."""
+
+    async def run(self, job: Job) -> Result:
+        """Do a job; cancelling the call cancels the job. Raises typed errors."""
+        ...
+
+    async def close(self) -> None:
+        """Stop whatever runs."""
+        ...
+
+
+class WorkerProcess:
+    """In a child process, started when first needed and kept while all is well."""
+
+    def __init__(self, command: tuple[str, ...] = (sys.executable, "-m", "node.worker")) -> None:
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self, job: Job) -> Result:
+        """Train in the child; cancelling kills it."""
+        process = await self._started()
+        if process.stdin is None or process.stdout is None:
+            raise TrainingError("the training process has no pipes")
+        try:
+            process.stdin.write(job.to_json().encode() + b"\n")
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+        except asyncio.CancelledError:
+            log.info("training is cancelled")
+            await self.close()
+            raise
+        except (ConnectionError, ValueError) as error:
+            await self.close()
+            raise TrainingError("the training process broke off", advice="see the node's log") from error
+        if not line:
+            code = await process.wait()
+            self._process = None
+            raise TrainingError(
+                f"the training process died with exit code {code}",
+                advice="if it was killed for lack of memory (-9), lower strategy.batch_size",
+            )
+        return _unpack(line)
+
+    async def close(self) -> None:
+        """Kill the child, whatever it does."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_RESULT_BYTES,
+            )
+        return self._process
+
+
+def _unpack(line: bytes) -> Result:
+    values = json.loads(line)
+    if "error" in values:
+        cls = by_code(values["error"])
+        error = cls.__new__(cls)
+        SecureFLError.__init__(error, values["message"], advice=values["hint"])
+        raise error
+    return Result.from_json(values["result"])
+
+
+def main() -> None:
+    """The worker: jobs from standard input, results to the original standard output."""
+    # Whatever a task or a library prints must not end up among the results.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    logs.configure(level="warning", style="text")
+    jobs: queue.Queue[bytes] = queue.Queue()
+    lifeline.read_until_parent_dies(sys.stdin.buffer, jobs.put)
+    from node.training import (
+        Trainer as Trained,
+    )  # torch: needed here, and not in the process that holds the session
+
+    trainer = Trained()
+    while True:
+        answers.write(_answer(trainer, jobs.get()) + "\n")
+        answers.flush()
+
+
+def _answer(trainer: Trainer, line: bytes) -> str:
+    try:
+        return json.dumps({"result": json.loads(trainer.execute(Job.from_json(line)).to_json())})
+    except SecureFLError as error:
+        return json.dumps({"error": error.code, "message": error.message, "hint": error.hint})
+    except Exception as error:
+        # Task code is the site's own: its traceback belongs in the site's log and nowhere else.
+        log.exception("training failed")
+        return json.dumps(
+            {
+                "error": "Training",
+                "message": f"training failed: {type(error).__name__}",
+                "hint": "the traceback is in the node's log",
+            }
+        )
+
+
+if __name__ == "__main__":
+    main()

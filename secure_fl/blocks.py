@@ -1,0 +1,173 @@
+"""A model as an ordered set of named blocks.
+
+A block is a cell, a layer, a hierarchy, a decoder: the unit that a strategy selects, a cohort forms around and
+a protection seals. On this side of torch a block is one flat float32 vector; its `BlockShape` remembers which
+tensors it was made of. Everything that leaves a node is a set of blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from secure_fl.errors import LayoutMismatchError
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+Blocks: TypeAlias = Mapping[str, Vector]
+
+# Weights travel and rest as raw little-endian float32. Nothing executable is ever decoded.
+DTYPE = np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorShape:
+    """One named tensor inside a block."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """One block: its name and the tensors that are laid end to end in its vector."""
+
+    name: str
+    tensors: tuple[TensorShape, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of parameters in the block."""
+        return sum(tensor.size for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The blocks of a model, in order."""
+
+    shapes: tuple[BlockShape, ...]
+
+    def __post_init__(self) -> None:
+        if len({shape.name for shape in self.shapes}) != len(self.shapes):
+            raise LayoutMismatchError("two blocks have the same name")
+
+    def __iter__(self) -> Iterator[BlockShape]:
+        return iter(self.shapes)
+
+    def __getitem__(self, name: str) -> BlockShape:
+        for shape in self.shapes:
+            if shape.name == name:
+                return shape
+        raise LayoutMismatchError(f"the model has no block {name!r}; it has {', '.join(self.names)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Block names in order."""
+        return tuple(shape.name for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(shape.size for shape in self.shapes)
+
+    def select(self, names: Iterable[str]) -> Layout:
+        """The part of this layout that `names` asks for, in this layout's order."""
+        wanted = set(names)
+        for name in wanted:
+            self[name]
+        return Layout(tuple(shape for shape in self.shapes if shape.name in wanted))
+
+    def require(self, other: Layout, *, who: str) -> None:
+        """Raise `LayoutMismatchError` naming the first difference between this layout and `other`'s."""
+        if self.names != other.names:
+            raise LayoutMismatchError(
+                f"{who} has blocks {', '.join(other.names) or '(none)'}; expected {', '.join(self.names) or '(none)'}"
+            )
+        for mine, theirs in zip(self.shapes, other.shapes, strict=True):
+            if mine != theirs:
+                raise LayoutMismatchError(
+                    f"block {mine.name!r} of {who} has shapes {_shapes(theirs)}; expected {_shapes(mine)}"
+                )
+
+    def check(self, blocks: Blocks) -> None:
+        """Raise unless `blocks` has exactly this layout's names, sizes and dtype."""
+        if tuple(blocks) != self.names:
+            raise LayoutMismatchError(f"blocks {', '.join(blocks)}; expected {', '.join(self.names)}")
+        for shape in self.shapes:
+            vector = blocks[shape.name]
+            if vector.dtype != DTYPE or vector.shape != (shape.size,):
+                raise LayoutMismatchError(
+                    f"block {shape.name!r} is {vector.dtype}{list(vector.shape)}; expected float32[{shape.size}]"
+                )
+
+    def tensors(self, blocks: Blocks) -> dict[str, Vector]:
+        """The blocks cut back into their tensors, `block/tensor` → array (views, no copy)."""
+        cut: dict[str, Vector] = {}
+        for shape in self.shapes:
+            offset = 0
+            for tensor in shape.tensors:
+                part = blocks[shape.name][offset : offset + tensor.size]
+                cut[f"{shape.name}/{tensor.name}"] = part.reshape(tensor.shape)
+                offset += tensor.size
+        return cut
+
+    def join(self, tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Vector]:
+        """The inverse of `tensors`."""
+        joined: dict[str, Vector] = {}
+        for shape in self.shapes:
+            parts = []
+            for tensor in shape.tensors:
+                key = f"{shape.name}/{tensor.name}"
+                if key not in tensors:
+                    raise LayoutMismatchError(f"tensor {key!r} is missing")
+                part = tensors[key]
+                if part.shape != tensor.shape:
+                    raise LayoutMismatchError(f"tensor {key!r} is {part.shape}; expected {tensor.shape}")
+                parts.append(np.asarray(part, dtype=DTYPE).reshape(-1))
+            joined[shape.name] = np.concatenate(parts) if parts else np.zeros(0, DTYPE)
+        return joined
+
+    def flatten(self, blocks: Blocks) -> bytes:
+        """All blocks as one run of raw little-endian bytes, in order."""
+        self.check(blocks)
+        return b"".join(np.ascontiguousarray(blocks[name]).tobytes() for name in self.names)
+
+    def unflatten(self, raw: bytes | memoryview | npt.NDArray[np.uint8]) -> dict[str, Vector]:
+        """The inverse of `flatten` (views into `raw`, no copy)."""
+        flat = np.frombuffer(raw, dtype=DTYPE)
+        if flat.size != self.size:
+            raise LayoutMismatchError(f"{flat.size} values arrived; the model has {self.size}")
+        blocks: dict[str, Vector] = {}
+        offset = 0
+        for shape in self.shapes:
+            blocks[shape.name] = flat[offset : offset + shape.size]
+            offset += shape.size
+        return blocks
+
+    def digest(self, blocks: Blocks) -> bytes:
+        """SHA-256 over names, shapes and values: the identity of one version of a model."""
+        self.check(blocks)
+        digest = hashlib.sha256(b"secure-fl model v1\x00")
+        for shape in self.shapes:
+            digest.update(repr((shape.name, [(t.name, t.shape) for t in shape.tensors])).encode())
+            digest.update(np.ascontiguousarray(blocks[shape.name]).data)
+        return digest.digest()
+
+
+def zeros(layout: Layout) -> dict[str, Vector]:
+    """A zero vector for every block."""
+    return {shape.name: np.zeros(shape.size, DTYPE) for shape in layout}
+
+
+def _shapes(shape: BlockShape) -> str:
+    return ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in shape.tensors)

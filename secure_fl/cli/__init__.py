@@ -1,0 +1,68 @@
+"""The command line: `secure-fl`."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import Annotated
+
+import typer
+
+import secure_fl
+from secure_fl.cli import pki, run, study
+from secure_fl.errors import SecureFLError, StorageError
+
+app = typer.Typer(
+    name="secure-fl",
+    help="Federated learning in which nobody ever sees one site's update.\n\n"
+    "Start with: [bold]secure-fl run[/bold] — a whole federation on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,  # a traceback with local variables could show a key
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.add_typer(study.app)
+app.add_typer(pki.app)
+
+_UNEXPECTED = 70
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # noqa: ARG001
+) -> None:
+    """Options that go before the command."""
+    if version:
+        typer.echo(f"secure-fl {secure_fl.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The console script. Errors of ours are one line, a hint and a distinct exit code."""
+    try:
+        app()
+    except SecureFLError as error:
+        _fail(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("secure-fl: interrupted; start the same command again to go on\n")
+        sys.exit(130)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        _fail(StorageError(f"{error.filename or 'a file'}: {error.strerror}"))
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.stderr.write(f"secure-fl: unexpected {type(error).__name__}; --debug before the command shows where\n")
+        sys.exit(_UNEXPECTED)
+
+
+def _fail(error: SecureFLError) -> None:
+    if "--debug" in sys.argv:
+        raise error
+    sys.stderr.write(f"secure-fl: {error.message}\n")
+    if error.hint:
+        sys.stderr.write(f"  → {error.hint}\n")
+    sys.exit(error.exit_code)

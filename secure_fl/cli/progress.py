@@ -1,0 +1,108 @@
+"""Live progress of a run: a bar, and a line for every committed round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from secure_fl.record import RoundRecord, round_from_json
+
+
+class RunProgress:
+    """Listens to the coordinator's events and shows them on standard error."""
+
+    def __init__(self, *, rounds: int, quiet: bool) -> None:
+        self._console = Console(stderr=True)
+        self._quiet = quiet
+        self._rounds = rounds
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._bar = self._progress.add_task("starting", total=rounds)
+        self._answers = 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def listen(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Show one event."""
+        match kind:
+            case "listening":
+                self._describe("sites are connecting")
+            case "waiting":
+                self._describe(f"waiting for sites ({fields['ready']} of {fields['roster']})")
+            case "round-started":
+                self._answers = 0
+                self._describe("closing evaluation" if fields["kind"] == "evaluate" else f"round {fields['round']}")
+            case "answered":
+                self._answers += 1
+            case "sat-out":
+                self._say(f"[yellow]{fields['node']} sits round {fields['round']} out: {fields['reason']}[/]")
+            case "refused":
+                self._say(f"[red]{fields['node']} refuses the study: {fields['reason']}[/]")
+            case "node-died":
+                self._say(f"[red]{fields['node']} left with exit code {fields['exit_code']}[/]")
+            case "round-void":
+                self._say(f"[yellow]round {fields['round']}, attempt {fields['attempt']} failed: {fields['reason']}[/]")
+            case "round-resumed":
+                self._say(f"resuming round {fields['round']}")
+            case "round-committed":
+                known = {key: value for key, value in fields.items() if key != "study_id"}
+                self._committed(round_from_json(known))
+
+    def _committed(self, record: RoundRecord) -> None:
+        if record.kind == "train":
+            self._progress.update(self._bar, completed=record.number)
+        self._say(describe_round(record, planned=self._rounds))
+
+    def _describe(self, text: str) -> None:
+        self._progress.update(self._bar, description=text)
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._progress.console.print(text, highlight=False, soft_wrap=True)
+
+
+def describe_round(record: RoundRecord, *, planned: int) -> str:
+    """One line about a committed round."""
+    dropped = sum(node.outcome in ("dropped", "sat out") for node in record.nodes)
+    title = f"round {record.number:>3}/{planned}" if record.kind == "train" else "final model"
+    # A round measures the model it starts from, so a training round's number is that of the round before.
+    score = "accuracy" if record.mean_mse is None else "mse"
+    value = record.mean_accuracy if record.mean_mse is None else record.mean_mse
+    when = f"after round {record.number - 1}"
+    measured = f"  {score} {value:.4f} ({when})" if value is not None else ""
+    kept = f"  kept: {', '.join(record.blocks_kept)}" if record.blocks_kept else ""
+    return (
+        f"{title}  cohort {len(record.cohort)}/{len(record.nodes)}  dropped {dropped}  "
+        f"↑ {human(record.bytes_up)} ↓ {human(record.bytes_down)}  {record.seconds:.1f} s{measured}{kept}"
+    )
+
+
+def human(count: float) -> str:
+    """Bytes as a person says them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""

@@ -1,0 +1,136 @@
+"""`secure-fl study new|check|show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from secure_fl import protect, strategies, tasks
+from secure_fl.errors import StorageError
+from secure_fl.files import write_atomically
+from secure_fl.settings import require_known
+from secure_fl.study import Study
+
+app = typer.Typer(
+    name="study",
+    help="Write, validate and explain a study: what a consortium agrees on.",
+    no_args_is_help=True,
+)
+
+StudyPath = Annotated[Path, typer.Argument(help="The study file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_TEMPLATE = """\
+# A study: what a consortium agrees on. Its hash is what every site approves, so any change needs new approvals.
+# Check it with `secure-fl study check`, read what it means with `secure-fl study show`,
+# try it on this machine with `secure-fl run`.
+
+[study]
+name = "{name}"
+rounds = 10
+seed = 0
+# Site name = SHA-256 fingerprint of its certificate (`secure-fl pki list`). `secure-fl run` fills this in by itself.
+[study.roster]
+# hospital-a = "…64 hexadecimal digits…"
+
+[task]                     # installed at every site; known here: {tasks}
+name = "{task}"
+# dataset = "{task}"       # the id under which each site lists its own data; never a path
+
+[strategy]                 # {strategies}
+name = "{strategy}"
+epochs = 2
+batch_size = 16
+learning_rate = 0.1
+
+[protection]               # {protections}
+kind = "{protection}"{warning}
+colluders = 1              # how many sites may work together with the coordinator
+bits = 16                  # fixed-point width of every value
+clip = 1.0                 # largest change of a parameter in one round
+# min_cohort = 3           # contributors behind anything opened; at least max(3, colluders + 2)
+# reference_samples = 1000 # weigh sites by min(1, samples / this); without it every site counts the same
+
+[rounds]
+deadline = 600             # seconds for training
+phase_deadline = 60        # seconds for every later phase
+gather = 60                # seconds to wait for sites before a round
+attempts = 3
+
+[metrics]
+share = "aggregate"        # none | aggregate | per-node; each site's policy may allow less
+
+[simulation]               # only for `secure-fl run`; not part of the hash
+nodes = 10
+partition = "iid"          # iid | dirichlet (alpha) | pathological (classes) | rotated (domains) | …
+"""
+
+
+@app.command()
+def new(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("study.toml"),
+    name: Annotated[str, typer.Option(help="The study's name.")] = "my-study",
+    task: Annotated[str, typer.Option(help="Task id.")] = "digits",
+    strategy: Annotated[str, typer.Option(help="Strategy id.")] = "fedavg",
+    protection: Annotated[str, typer.Option(help="Protection id.")] = "none",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a commented study to start from.
+
+    Example: secure-fl study new heart.toml --name heart --task breast-cancer
+    """
+    if path.exists() and not force:
+        raise StorageError(f"{path}: exists already", advice="choose another name, or --force")
+    require_known("strategy", strategy, strategies.known())
+    require_known("protection", protection, protect.known())
+    text = _TEMPLATE.format(
+        name=name,
+        task=task,
+        strategy=strategy,
+        protection=protection,
+        warning="            # UNSAFE: the coordinator sees every update" if protection == "none" else "",
+        tasks=", ".join(tasks.known()),
+        strategies=" | ".join(strategies.known()),
+        protections=" | ".join(protect.known()),
+    )
+    write_atomically(path, text.encode())
+    Study.read(path)
+    typer.echo(f"{path}: written; next: secure-fl study show {path}")
+
+
+@app.command()
+def check(path: StudyPath, as_json: AsJson = False) -> None:
+    """Validate a study: keys, names, whether its parts fit together, whether there are enough sites."""
+    study = Study.read(path)
+    sites = len(study.study.roster)
+    study.check(nodes=None if sites else study.simulation.nodes)
+    facts: dict[str, Any] = {"study": study.study.name, "id": study.id, "sites": sites, "valid": True}
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    typer.echo(f"{path}: valid; hash {study.id}")
+    if not sites:
+        typer.echo("the roster is empty: fine for `secure-fl run`, not for a deployment")
+
+
+@app.command()
+def show(path: StudyPath, as_json: AsJson = False) -> None:
+    """Explain in plain language what leaves a site and who learns what."""
+    from secure_fl.explain import explain  # needs torch, which `--help` should not wait for
+
+    study = Study.read(path)
+    study.check()
+    sections = explain(study)
+    if as_json:
+        typer.echo(json.dumps({"id": study.id, "sections": {s.heading: s.sentences for s in sections}}))
+        return
+    console = Console()
+    for section in sections:
+        console.print(f"[bold]{section.heading}[/bold]")
+        for sentence in section.sentences:
+            console.print(f"  • {sentence}", highlight=False, soft_wrap=True)
+        console.print()

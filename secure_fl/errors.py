@@ -1,0 +1,243 @@
+"""Every failure the product names.
+
+One root, structured fields, and three facts about each class that the edges need: the process exit code,
+the gRPC status it travels as, and the advice a person gets. The transport carries the class name
+(`code`) and nothing of the message, so an error text never crosses from one party to the other.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SecureFLError(Exception):
+    """The root of everything raised on purpose."""
+
+    exit_code: ClassVar[int] = 1
+    status: ClassVar[str] = "INTERNAL"
+    advice: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, advice: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = self.advice if advice is None else advice
+
+    @property
+    def code(self) -> str:
+        """The stable name under which this error crosses the wire and appears in logs."""
+        return type(self).__name__.removesuffix("Error")
+
+
+class UsageError(SecureFLError):
+    """The command line asks for something that does not exist or does not fit together."""
+
+    exit_code = 2
+    status = "INVALID_ARGUMENT"
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+
+class SettingsError(SecureFLError):
+    """A study or node file is missing, malformed or contradicts itself."""
+
+    exit_code = 3
+    status = "INVALID_ARGUMENT"
+
+
+class UnknownNameError(SettingsError):
+    """A strategy, task, protection or key that does not exist."""
+
+    def __init__(self, kind: str, name: str, *, nearest: str | None, known: tuple[str, ...]) -> None:
+        suggestion = f"; did you mean {nearest!r}?" if nearest else ""
+        super().__init__(f"unknown {kind} {name!r}{suggestion}", advice=f"known: {', '.join(known)}")
+        self.kind = kind
+        self.name = name
+        self.nearest = nearest
+
+
+class LayoutMismatchError(SettingsError):
+    """Two parties' models do not have the same blocks, shapes or dtypes."""
+
+    status = "FAILED_PRECONDITION"
+    advice = "install the same version of the task at every site and compare the study's [task] settings"
+
+
+class DataError(SettingsError):
+    """The local data cannot be read or do not fit the task."""
+
+    status = "FAILED_PRECONDITION"
+
+
+# --- network ----------------------------------------------------------------------------------------------
+
+
+class NetworkError(SecureFLError):
+    """The other side cannot be reached, or the link broke."""
+
+    exit_code = 4
+    status = "UNAVAILABLE"
+    advice = "check the address, the firewall and the proxy settings; the node retries by itself"
+
+
+class PortInUseError(NetworkError):
+    """The coordinator cannot listen where it was told to."""
+
+    advice = "stop the other process or choose another port (port 0 takes a free one)"
+
+
+class VersionMismatchError(NetworkError):
+    """The two parties share no protocol version."""
+
+    status = "FAILED_PRECONDITION"
+    advice = "upgrade the older side; one version of skew is supported"
+
+
+class MalformedMessageError(NetworkError):
+    """A message breaks the wire contract: a bound, a missing field, a wrong digest."""
+
+    status = "INVALID_ARGUMENT"
+    advice = "both sides should run a released version; this message was dropped"
+
+
+class NotConnectedError(NetworkError):
+    """A request outside a live session."""
+
+    status = "FAILED_PRECONDITION"
+    advice = "the node reconnects and asks again"
+
+
+# --- identity ---------------------------------------------------------------------------------------------
+
+
+class IdentityError(SecureFLError):
+    """A certificate, key or signature is not acceptable."""
+
+    exit_code = 5
+    status = "UNAUTHENTICATED"
+
+
+class CertificateError(IdentityError):
+    """A certificate is unknown, expired, revoked, of the wrong role, or does not belong to its key."""
+
+    advice = "ask the consortium for a valid certificate (`secure-fl pki list` shows what was issued)"
+
+
+class CoordinatorMismatchError(IdentityError):
+    """The coordinator that answered is not the one in the node's file."""
+
+    advice = "do not connect; compare the fingerprint with the consortium out of band"
+
+
+class SignatureError(IdentityError):
+    """A signature does not verify under the enrolled key."""
+
+
+class NotEnrolledError(IdentityError):
+    """The peer is not in the roster of the study it speaks about."""
+
+    status = "PERMISSION_DENIED"
+
+
+# --- rounds -----------------------------------------------------------------------------------------------
+
+
+class RoundError(SecureFLError):
+    """A round cannot go on as asked."""
+
+    exit_code = 7
+    status = "FAILED_PRECONDITION"
+
+
+class LateMessageError(RoundError):
+    """An answer to a phase that is over."""
+
+    status = "DEADLINE_EXCEEDED"
+    advice = "the node waits for the next round"
+
+
+class ConflictingUploadError(RoundError):
+    """A second, different answer to a phase already answered."""
+
+    status = "ALREADY_EXISTS"
+    advice = "an answer is sent once; a retry must be byte-identical"
+
+
+class CohortTooSmallError(RoundError):
+    """Fewer contributors than the study or a site demands."""
+
+    def __init__(self, *, have: int, need: int, what: str = "round") -> None:
+        super().__init__(
+            f"{what}: {have} contributors, at least {need} are needed",
+            advice="wait for more sites to connect, or agree on a study with a smaller protection.min_cohort",
+        )
+        self.have = have
+        self.need = need
+
+
+class StudyAbortedError(RoundError):
+    """The study ended before its last round."""
+
+
+class RefusedError(RoundError):
+    """A site's own policy does not allow what was asked."""
+
+    status = "PERMISSION_DENIED"
+    advice = "the site operator decides; see [policy] in the node file"
+
+
+class NonFiniteUpdateError(RoundError):
+    """Training produced NaN or infinity; nothing of it may leave the node."""
+
+    advice = "lower strategy.learning_rate or check the local data; the node sits this round out"
+
+
+class ProtectionError(RoundError):
+    """A protection's message or state is not acceptable."""
+
+
+class OverflowInvariantError(ProtectionError):
+    """A sum could leave the fixed-point ring. Refused before anything is sent, never wrapped."""
+
+    advice = "lower protection.bits or the number of nodes"
+
+
+class RestartedError(RoundError):
+    """The node restarted in mid-round; its secrets of that round are gone, as they should be."""
+
+
+class TrainingError(RoundError):
+    """Local training failed or its process died."""
+
+
+# --- storage ----------------------------------------------------------------------------------------------
+
+
+class StorageError(SecureFLError):
+    """A folder or database cannot be read or written."""
+
+    exit_code = 6
+    status = "RESOURCE_EXHAUSTED"
+    advice = "check free space and permissions of the folder, then start again: nothing committed is lost"
+
+
+class SchemaError(StorageError):
+    """A store or ledger was written by a newer version."""
+
+    status = "FAILED_PRECONDITION"
+    advice = "upgrade secure-fl; the file was left untouched"
+
+
+class LedgerError(StorageError):
+    """A privacy ledger is not whole."""
+
+
+def by_code(code: str) -> type[SecureFLError]:
+    """The class behind a wire code; the root for a code this version does not know."""
+    pending: list[type[SecureFLError]] = [SecureFLError]
+    while pending:
+        cls = pending.pop()
+        if cls.__name__ == f"{code}Error":
+            return cls
+        pending.extend(cls.__subclasses__())
+    return SecureFLError

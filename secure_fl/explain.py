@@ -1,0 +1,80 @@
+"""`study show`: what a study means for a site, in plain language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secure_fl import tasks
+from secure_fl.study import Study
+from secure_fl.tasks.model_blocks import initial_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One heading and its sentences."""
+
+    heading: str
+    sentences: tuple[str, ...]
+
+
+def explain(study: Study) -> tuple[Explanation, ...]:
+    """The study in sentences: what it does, what leaves, who learns what, what is not covered."""
+    task = tasks.create(study.task.name, study.task.settings)
+    layout, _ = initial_blocks(task, study.study.seed)
+    strategy, protection = study.make_strategy(), study.make_protection()
+    request = strategy.request(layout, task.head(layout.names))
+    shared = layout.select(request.blocks)
+    minimum = study.min_cohort(request.kind)
+    return (
+        Explanation(
+            heading="What it does",
+            sentences=(
+                f"Study {study.study.name!r} trains the task {study.task.name!r} with the strategy "
+                f"{strategy.name!r} for {study.study.rounds} rounds among {len(study.study.roster)} sites.",
+                f"It runs on the data set each site calls {study.task.dataset_id!r}; the study never names a path.",
+                f"Its hash, which a site approves, is {study.id}.",
+            ),
+        ),
+        Explanation(
+            heading="What leaves a site",
+            sentences=(
+                *strategy.explain(),
+                f"Per round: {shared.size:,} of {layout.size:,} parameters, in the blocks "
+                f"{', '.join(shared.names) or '(none)'}.",
+                f"Every coordinate is clipped to ±{study.protection.clip:g}, weighted, and rounded to "
+                f"{study.protection.bits} bits before it is protected.",
+                _weights(study),
+                _METRICS[study.metrics.share],
+            ),
+        ),
+        Explanation(
+            heading=f"Who learns what (protection {protection.name!r})",
+            sentences=(
+                *protection.explain(request.kind),
+                f"Nothing is opened with fewer than {minimum} contributors to a block; such a block keeps its value.",
+                "The coordinator always sees who takes part, when, and how much is sent.",
+            ),
+        ),
+        Explanation(
+            heading="Differential privacy",
+            sentences=("None: the shared model may remember training data, and ε per round is not bounded.",)
+            if study.privacy.mode == "none"
+            else (f"Mode {study.privacy.mode!r}.",),
+        ),
+    )
+
+
+_METRICS = {
+    "none": "No accuracy or loss leaves the site.",
+    "aggregate": "Accuracy and loss leave only inside the same protected sum as the model.",
+    "per-node": "Each site's accuracy, loss and number of samples are sent to the coordinator in the clear.",
+}
+
+
+def _weights(study: Study) -> str:
+    if study.protection.reference_samples is None:
+        return "Every site counts the same; its number of samples does not leave."
+    return (
+        f"A site counts min(1, samples/{study.protection.reference_samples}), quantised to 1/64 and with a floor, so "
+        "that no site holds more than half of a cohort's weight."
+    )

@@ -1,0 +1,29 @@
+"""A bound on every length that crosses the wire."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+PROTOCOL_LOWEST: Final = 1
+PROTOCOL_HIGHEST: Final = 1
+
+CHUNK_BYTES: Final = 1 * MIB
+# One gRPC message: a chunk and its framing, or an announcement with a protection's payload.
+MESSAGE_BYTES: Final = 3 * MIB
+PAYLOAD_BYTES: Final = 2 * MIB
+SETTINGS_BYTES: Final = 256 * KIB
+OBJECT_BYTES: Final = 4 * 1024 * MIB
+NAME_CHARS: Final = 128
+CODE_CHARS: Final = 64
+STUDY_ID_CHARS: Final = 64
+DIGEST_BYTES: Final = 32
+SIGNATURE_BYTES: Final = 64
+NODES: Final = 256
+BLOCKS: Final = 4096
+TENSORS_PER_BLOCK: Final = 4096
+DIMENSIONS: Final = 8
+
+SESSION_QUEUE: Final = 64  # announcements waiting for one slow node before its session is dropped

@@ -1,0 +1,45 @@
+"""Logging for both processes: one line per event, as text or JSON, safe against hostile names."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+
+def configure(*, level: str, style: str, stream: TextIO | None = None) -> None:
+    """Send everything of this product to `stream` (standard error by default)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_JsonLines() if style == "json" else _TextLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for noisy in ("alembic", "grpc", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _one_line(text: str) -> str:
+    """Control characters escaped, so that nobody writes a second log line."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+class _TextLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = f"{moment} {record.levelname.lower():7} {record.name}: {_one_line(record.getMessage())}"
+        return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info is not None:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields)

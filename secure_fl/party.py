@@ -1,0 +1,88 @@
+"""What the files of both processes have in common: identity, log, folders relative to the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import PrivateAttr
+
+from secure_fl.errors import CertificateError
+from secure_fl.identity.certificates import TrustStore
+from secure_fl.identity.credential import Credential
+from secure_fl.settings import Settings, read_toml
+
+
+class LogSection(Settings):
+    """How to log."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class StateSection(Settings):
+    """Where to keep state."""
+
+    folder: str = "state"
+
+
+class IdentitySection(Settings):
+    """A party's certificate with its two keys, and the consortium's CA."""
+
+    certificate: str
+    key: str = ""  # default: the certificate's name with .key
+    signing_key: str = ""  # default: the certificate's name with .signing.key
+    ca: str = "ca.pem"
+    crl: str = "crl.pem"
+
+
+class PartyFile(Settings):
+    """A TOML file whose paths are relative to its own folder."""
+
+    log: LogSection = LogSection()
+    state: StateSection = StateSection()
+    _folder: Path = PrivateAttr(default=Path())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Parse and remember where the file is."""
+        file = cls.parse(read_toml(path))
+        file._folder = path.resolve().parent
+        return file
+
+    def path(self, relative: str) -> Path:
+        """A path of the file, resolved against its folder."""
+        return self._folder / relative
+
+    @property
+    def state_folder(self) -> Path:
+        """Where this party keeps its state."""
+        return self.path(self.state.folder)
+
+    @property
+    def identity(self) -> IdentitySection:
+        """The section with the certificate."""
+        raise AttributeError("a party file defines its identity section")
+
+    def credential(self) -> Credential:
+        """The party's certificate and keys; `CertificateError` when they are missing or do not match."""
+        section = self.identity
+        certificate = self.path(section.certificate)
+        stem = certificate.with_suffix("")
+        return Credential.read(
+            certificate,
+            tls_key=self.path(section.key) if section.key else Path(f"{stem}.key"),
+            signing_key=self.path(section.signing_key) if section.signing_key else Path(f"{stem}.signing.key"),
+        )
+
+    def ca_pem(self) -> bytes:
+        """The consortium's CA certificate."""
+        path = self.path(self.identity.ca)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise CertificateError(f"{path}: cannot be read ({error.strerror})") from None
+
+    def trust(self) -> TrustStore:
+        """The CA with its revocation list."""
+        return TrustStore(self.ca_pem(), self.path(self.identity.crl))

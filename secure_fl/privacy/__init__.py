@@ -1,0 +1,1 @@
+"""What a site spends in privacy, and the proof of it."""

@@ -1,0 +1,132 @@
+"""A site's ledger: an append-only, hash-chained, signed list of what left the node.
+
+One JSON object per line. Entry 0 carries the site's certificate; every entry names the SHA-256 of the line before
+it and is signed by the key bound to that certificate. So an entry that is changed, removed or moved breaks the
+chain, and one that is added needs the site's key. Cutting off the tail is what a chain alone cannot show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from secure_fl.errors import LedgerError, SchemaError, SecureFLError, StorageError
+from secure_fl.identity.certificates import Certificate, utc_now
+from secure_fl.identity.signing import SigningKey, verify
+
+LEDGER_VERSION = 1
+_DOMAIN = "ledger"
+_START = "0" * 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One verified line."""
+
+    sequence: int
+    time: str
+    kind: str
+    facts: Mapping[str, Any]
+
+
+class Ledger:
+    """The node's own ledger, open for appending."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        certificate: Certificate,
+        key: SigningKey,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._path = path
+        self._key = key
+        self._now = now
+        self._next = 0
+        self._head = _START
+        self._recover()
+        if self._next == 0:
+            self.append("opened", {"name": certificate.name, "certificate": certificate.pem.decode()})
+
+    def append(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Add an entry; it is on disk when this returns. Raises `StorageError`."""
+        body = {
+            "version": LEDGER_VERSION,
+            "sequence": self._next,
+            "previous": self._head,
+            "time": self._now().isoformat(timespec="milliseconds"),
+            "kind": kind,
+            "facts": dict(facts),
+        }
+        signature = self._key.sign(_DOMAIN, _canonical(body))
+        line = json.dumps({**body, "signature": signature.hex()}, sort_keys=True).encode()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            # Half a line may be there now; the next open drops it, since it was never acknowledged.
+            raise StorageError(f"{self._path}: cannot be written ({error.strerror})") from error
+        self._next += 1
+        self._head = hashlib.sha256(line).hexdigest()
+
+    def _recover(self) -> None:
+        """Find the end of the chain, and drop a last line that a crash left without its newline."""
+        if not self._path.exists():
+            return
+        content = self._path.read_bytes()
+        whole, newline, torn = content.rpartition(b"\n")
+        if torn:
+            with self._path.open("r+b") as file:
+                file.truncate(len(whole) + len(newline))
+        if not whole:
+            return
+        last = whole.rsplit(b"\n", 1)[-1]
+        try:
+            entry = json.loads(last)
+            version, self._next = entry["version"], entry["sequence"] + 1
+        except (ValueError, KeyError, TypeError):
+            raise LedgerError(f"{self._path}: its last line is not an entry") from None
+        if version > LEDGER_VERSION:
+            raise SchemaError(f"{self._path} was written by a newer version")
+        self._head = hashlib.sha256(last).hexdigest()
+
+
+def read_ledger(path: Path) -> Iterator[Entry]:
+    """Every entry, verified against the chain and the certificate in entry 0.
+
+    The caller checks that certificate against the consortium's CA. Raises `LedgerError` naming the first bad entry.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read ({error.strerror})") from None
+    previous, public = _START, b""
+    for number, line in enumerate(lines):
+        try:
+            body = json.loads(line)
+            signature = bytes.fromhex(body.pop("signature"))
+            if body["sequence"] != number or body["previous"] != previous:
+                raise LedgerError("out of order")
+            if number == 0:
+                public = Certificate.from_pem(body["facts"]["certificate"].encode()).signing_public
+            verify(public, signature, _DOMAIN, _canonical(body))
+            yield Entry(sequence=number, time=body["time"], kind=body["kind"], facts=body["facts"])
+        except (SecureFLError, ValueError, KeyError, TypeError, AttributeError):
+            raise LedgerError(f"{path}: entry {number} is not genuine") from None
+        previous = hashlib.sha256(line).hexdigest()
+    if not lines:
+        raise LedgerError(f"{path}: it is empty")
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

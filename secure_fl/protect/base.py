@@ -1,0 +1,193 @@
+"""The contract of a protection: what may be asked for, and two state machines without I/O.
+
+A protection never sees floats, sockets or files it opened itself. It is given integers (already weighted,
+clipped and rounded by `fixed_point`), moves messages between the two halves, and yields either sums for the
+coordinator or one combination for each recipient. There is no call that returns one node's contribution.
+
+    node half                       coordinator half
+    answer(phase, message) ──────►  accept(node, message)
+          ▲                               │ close()
+          └──────── Ask(phase, …) ◄───────┴──► OpenedSums | CombinationsSent
+
+Rules every implementation keeps:
+* `accept` raises before it changes anything, so a bad message costs its sender only;
+* a half is deterministic given its context, its messages and the injected randomness. The coordinator half
+  draws no randomness at all: replaying the accepted messages after a crash rebuilds it exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from secure_fl.blocks import Layout
+from secure_fl.randomness import Randomness
+
+Integers: TypeAlias = npt.NDArray[np.int32]
+Totals: TypeAlias = npt.NDArray[np.int64]
+
+
+class RequestKind(Enum):
+    """The two things an aggregation may ask for."""
+
+    SUM = "sum"
+    COMBINE = "combine"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Per block, over the nodes that hold it: Σ ω·x and Σ ω, opened to the coordinator."""
+
+    blocks: tuple[str, ...]
+    kind: ClassVar[RequestKind] = RequestKind.SUM
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """Per recipient i: Σ_j w_ij·x_j with small non-negative integers w_ij, opened only at node i."""
+
+    blocks: tuple[str, ...]
+    kind: ClassVar[RequestKind] = RequestKind.COMBINE
+
+
+Request: TypeAlias = Sum | Combine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundContext:
+    """What both halves know about one attempt at one round; every message is bound to it."""
+
+    study_id: str
+    round: int
+    attempt: int
+    base_model: bytes  # digest of the model everybody trains from
+    invited: tuple[str, ...]
+    layout: Layout  # of the blocks that may leave a node
+    kind: RequestKind
+    bits: int
+    colluders: int
+    min_cohort: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One node's input: integers per block it holds, its quantised weight, and for combine its row."""
+
+    blocks: Mapping[str, Integers]
+    weight: int
+    row: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What one half says to the other: a small body and, where there is much of it, bulk."""
+
+    body: bytes = b""
+    bulk: bytes = b""
+
+
+class Bulk(Protocol):
+    """Bulk that arrived and rests on disk: read it in pieces, never as a whole list of updates."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        ...
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes from `offset`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """The start of a phase: who is asked, and what each is told."""
+
+    phase: str
+    messages: Mapping[str, Message]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSum:
+    """One opened block: Σ of the integers, Σ of the weights, and how many contributed."""
+
+    total: Totals
+    weight: int
+    contributors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSums:
+    """The end of a sum. Blocks below their minimum cohort are absent: they were never opened."""
+
+    blocks: Mapping[str, BlockSum]
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinationsSent:
+    """The end of a combine. The coordinator learns that each recipient was served, and nothing more."""
+
+    recipients: tuple[str, ...]
+    cohort: tuple[str, ...]
+
+
+Opened: TypeAlias = OpenedSums | CombinationsSent
+
+
+class NodeHalf(Protocol):
+    """One node in one attempt."""
+
+    def answer(self, phase: str, message: Message) -> Message:
+        """Answer a phase. Raises `ProtectionError` rather than say anything unsafe."""
+        ...
+
+    def combination(self) -> Mapping[str, BlockSum]:
+        """After the last phase of a combine: what was opened here. Empty for a sum."""
+        ...
+
+
+class CoordinatorHalf(Protocol):
+    """The coordinator in one attempt."""
+
+    def begin(self) -> Ask:
+        """The first phase."""
+        ...
+
+    def accept(self, node: str, message: Message, bulk: Bulk) -> None:
+        """Take one node's answer to the current phase, or raise `ProtectionError` and stay as before."""
+        ...
+
+    def close(self) -> Ask | Opened:
+        """End the current phase with whoever answered. Raises `CohortTooSmallError`."""
+        ...
+
+
+class Protection(Protocol):
+    """A way for updates to leave a node."""
+
+    name: ClassVar[str]
+    serves: ClassVar[frozenset[RequestKind]]
+    coordinator_sees_updates: ClassVar[bool]
+    payload_version: ClassVar[int]
+
+    def phases(self, kind: RequestKind) -> tuple[str, ...]:
+        """The phases in order."""
+        ...
+
+    def node(self, context: RoundContext, me: str, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+        """The node half, once training is done."""
+        ...
+
+    def coordinator(self, context: RoundContext) -> CoordinatorHalf:
+        """The coordinator half."""
+        ...
+
+    def explain(self, kind: RequestKind) -> tuple[str, ...]:
+        """What each party learns, in sentences for a site operator."""
+        ...

@@ -1,0 +1,33 @@
+"""Who is behind an opened value. The same minima for every protection, `none` included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from secure_fl.errors import CohortTooSmallError
+from secure_fl.protect.base import RequestKind
+
+
+def smallest_cohort(kind: RequestKind, colluders: int) -> int:
+    """The least number of contributors that protects one of them from the others.
+
+    A sum of n nodes, c of which tell the coordinator their part, hides n − c honest ones behind each other: two at
+    the very least. A combination also reveals the recipient's own part to the recipient.
+    """
+    return max(3, colluders + 2) if kind is RequestKind.SUM else max(4, colluders + 3)
+
+
+def holders(declared: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
+    """Per block, the nodes that declared it, sorted."""
+    cohorts: dict[str, list[str]] = {}
+    for node in sorted(declared):
+        for block in declared[node]:
+            cohorts.setdefault(block, []).append(node)
+    return {block: tuple(nodes) for block, nodes in cohorts.items()}
+
+
+def require_cohort(nodes: Iterable[str], minimum: int, *, what: str = "round") -> None:
+    """Raise `CohortTooSmallError` unless at least `minimum` nodes are there."""
+    have = len(set(nodes))
+    if have < minimum:
+        raise CohortTooSmallError(have=have, need=minimum, what=what)

@@ -1,0 +1,82 @@
+"""From float updates to ring integers and back. Above every protection, so `none` is the others' exact oracle.
+
+encode: reject NaN and infinity, clip every coordinate to [−clip, clip], multiply by the weight ω ≤ 1, and round
+stochastically to multiples of 1/scale, scale = (2^(bits−1) − 1)/clip. Rounding is unbiased: floor(v·scale + u)
+with u uniform on [0, 1) from a CSPRNG, so that errors of many nodes average out instead of adding up.
+
+decode: mean = Σ integers / scale / Σ ω (ratio of sums: the same quantised ω in numerator and denominator).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from secure_fl.blocks import DTYPE, Vector
+from secure_fl.errors import NonFiniteUpdateError, OverflowInvariantError
+from secure_fl.protect.base import BlockSum, Integers
+from secure_fl.protect.weights import WEIGHT_UNITS
+from secure_fl.randomness import KeyStream
+
+# Small enough that the float64 temporaries stay in cache.
+_CHUNK = 1 << 16
+
+# Totals are held in int64; wires may be narrower and check their own width with `require_room`.
+MAX_BITS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedPoint:
+    """One study's grid of values."""
+
+    bits: int
+    clip: float
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.bits <= MAX_BITS:
+            raise OverflowInvariantError(f"bits must lie between 4 and {MAX_BITS}, not {self.bits}")
+        if not 0 < self.clip < np.inf:
+            raise OverflowInvariantError("clip must be positive and finite")
+
+    @property
+    def limit(self) -> int:
+        """The largest magnitude an encoded value can have."""
+        return int(2 ** (self.bits - 1)) - 1
+
+    @property
+    def scale(self) -> float:
+        """Integer steps per unit."""
+        return self.limit / self.clip
+
+    def require_room(self, *, contributors: int, ring_bits: int) -> None:
+        """Raise unless the sum of that many values cannot leave a signed ring of `ring_bits`."""
+        if contributors * self.limit >= 2 ** (ring_bits - 1):
+            raise OverflowInvariantError(f"{contributors} values of {self.bits} bits do not fit a {ring_bits}-bit ring")
+
+    def encode(self, values: Vector, *, weight: int, stream: KeyStream) -> tuple[Integers, int]:
+        """Integers for ω·values, and how many coordinates had to be clipped (zero in a healthy study)."""
+        encoded = np.empty(values.size, np.int32)
+        factor = self.scale * weight / WEIGHT_UNITS
+        clipped = 0
+        for start in range(0, values.size, _CHUNK):
+            part = values[start : start + _CHUNK].astype(np.float64)
+            if not np.isfinite(part).all():
+                raise NonFiniteUpdateError("the local update contains NaN or infinity")
+            outside = np.abs(part) > self.clip
+            clipped += int(np.count_nonzero(outside))
+            np.clip(part, -self.clip, self.clip, out=part)
+            part *= factor
+            part += stream.uniform(part.size)
+            np.floor(part, out=part)
+            # ω ≤ 1 bounds the magnitude by `limit`; this guards the invariant against rounding at the edge.
+            np.clip(part, -self.limit, self.limit, out=part)
+            encoded[start : start + _CHUNK] = part
+        return encoded, clipped
+
+    def decode(self, block: BlockSum) -> Vector:
+        """The weighted mean behind an opened block."""
+        bound = self.limit * max(block.contributors, block.weight / WEIGHT_UNITS)
+        if block.weight <= 0 or int(np.abs(block.total).max(initial=0)) > bound:
+            raise OverflowInvariantError("an opened sum is larger than its contributors can have made it")
+        return (block.total / (self.scale * (block.weight / WEIGHT_UNITS))).astype(DTYPE)

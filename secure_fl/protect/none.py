@@ -1,0 +1,239 @@
+"""`none`: updates in the clear. For tests and as the oracle of the other protections, never for a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from secure_fl.blocks import Layout
+from secure_fl.errors import ProtectionError
+from secure_fl.protect.base import (
+    Ask,
+    BlockSum,
+    Bulk,
+    CombinationsSent,
+    Contribution,
+    CoordinatorHalf,
+    Integers,
+    Message,
+    NodeHalf,
+    Opened,
+    OpenedSums,
+    RequestKind,
+    RoundContext,
+    Totals,
+)
+from secure_fl.protect.cohort import holders, require_cohort
+from secure_fl.protect.weights import WEIGHT_UNITS
+from secure_fl.randomness import Randomness
+from secure_fl.rpc.protect_none_pb2 import PlainCombination, PlainUpload
+from secure_fl.wire import parse
+
+UPLOAD = "upload"
+OPEN = "open"
+
+_PIECE = 1 << 18  # elements added at a time, so that memory stays at one sum plus a constant
+_MAX_ROW_WEIGHT = 1024
+
+
+class UnsafeNone:
+    """Named unsafe: the coordinator reads every update."""
+
+    name: ClassVar[str] = "none"
+    serves: ClassVar[frozenset[RequestKind]] = frozenset(RequestKind)
+    coordinator_sees_updates: ClassVar[bool] = True
+    payload_version: ClassVar[int] = 1
+
+    def phases(self, kind: RequestKind) -> tuple[str, ...]:
+        """One upload; a combine also brings each recipient its result."""
+        return (UPLOAD,) if kind is RequestKind.SUM else (UPLOAD, OPEN)
+
+    def node(
+        self,
+        context: RoundContext,
+        me: str,  # noqa: ARG002
+        contribution: Contribution,
+        randomness: Randomness,  # noqa: ARG002
+    ) -> NodeHalf:
+        """The node half."""
+        return _PlainNode(context, contribution)
+
+    def coordinator(self, context: RoundContext) -> CoordinatorHalf:
+        """The coordinator half."""
+        return _PlainCombine(context) if context.kind is RequestKind.COMBINE else _PlainSum(context)
+
+    def explain(self, kind: RequestKind) -> tuple[str, ...]:
+        """Plain words for a plain protection."""
+        return (
+            "UNSAFE: the coordinator sees every site's update in the clear. Use it for tests only.",
+            "The coordinator also sees each site's quantised weight and which blocks it holds.",
+            "Other sites see only the shared model"
+            + (" and their own combination." if kind is RequestKind.COMBINE else "."),
+        )
+
+
+def _wire_dtype(bits: int) -> np.dtype[np.signedinteger]:
+    return np.dtype("<i2") if bits <= 16 else np.dtype("<i4")
+
+
+class _PlainNode:
+    def __init__(self, context: RoundContext, contribution: Contribution) -> None:
+        self._context = context
+        self._contribution = contribution
+        self._opened: dict[str, BlockSum] = {}
+
+    def answer(self, phase: str, message: Message) -> Message:
+        if phase == UPLOAD:
+            return self._upload()
+        if phase == OPEN and self._context.kind is RequestKind.COMBINE:
+            self._open(message)
+            return Message()
+        raise ProtectionError(f"none has no phase {phase!r}")
+
+    def combination(self) -> Mapping[str, BlockSum]:
+        return self._opened
+
+    def _upload(self) -> Message:
+        mine = self._contribution
+        names = [name for name in self._context.layout.names if name in mine.blocks]
+        header = PlainUpload(blocks=names, weight=mine.weight, row=mine.row)
+        dtype = _wire_dtype(self._context.bits)
+        return Message(
+            body=header.SerializeToString(deterministic=True),
+            bulk=b"".join(mine.blocks[name].astype(dtype).tobytes() for name in names),
+        )
+
+    def _open(self, message: Message) -> None:
+        header = parse(PlainCombination, message.body)
+        if not header.blocks:
+            return
+        layout = self._context.layout.select(header.blocks)
+        flat = np.frombuffer(message.bulk, "<i8")
+        if flat.size != layout.size:
+            raise ProtectionError("a combination of the wrong length arrived")
+        ends = np.cumsum([shape.size for shape in layout])
+        for shape, end in zip(layout, ends, strict=True):
+            self._opened[shape.name] = BlockSum(
+                total=flat[end - shape.size : end], weight=header.weight, contributors=header.contributors
+            )
+
+
+class _Uploads:
+    """Checks shared by both requests: who said what, and that the bulk has the length it must have."""
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+        self._dtype = _wire_dtype(context.bits)
+        self._declared: dict[str, tuple[str, ...]] = {}
+
+    def begin(self) -> Ask:
+        return Ask(phase=UPLOAD, messages={node: Message() for node in self._context.invited})
+
+    def _check(self, node: str, message: Message, bulk: Bulk) -> tuple[PlainUpload, Layout]:
+        if node not in self._context.invited or node in self._declared:
+            raise ProtectionError(f"{node} is not expected to answer")
+        header = parse(PlainUpload, message.body)
+        layout = self._context.layout.select(header.blocks)
+        if layout.names != tuple(header.blocks):
+            raise ProtectionError("blocks are repeated or out of order")
+        if bulk.size != layout.size * self._dtype.itemsize:
+            raise ProtectionError("the upload's length does not fit its blocks")
+        if not 0 < header.weight <= WEIGHT_UNITS:
+            raise ProtectionError("the weight is out of range")
+        return header, layout
+
+    def _pieces(self, layout: Layout, bulk: Bulk) -> Iterator[tuple[str, int, Integers]]:
+        """The upload in order, a piece at a time: block, offset in the block, values."""
+        limit = 2 ** (self._context.bits - 1) - 1
+        position = 0
+        for shape in layout:
+            for start in range(0, shape.size, _PIECE):
+                count = min(_PIECE, shape.size - start)
+                raw = bulk.read(position, count * self._dtype.itemsize)
+                piece = np.frombuffer(raw, self._dtype).astype(np.int32)
+                if piece.size != count or int(np.abs(piece).max(initial=0)) > limit:
+                    raise ProtectionError("a value is outside the study's fixed-point range")
+                position += len(raw)
+                yield shape.name, start, piece
+
+
+class _PlainSum(_Uploads):
+    """Adds each upload to running totals as it arrives: memory is one model, however many nodes."""
+
+    def __init__(self, context: RoundContext) -> None:
+        super().__init__(context)
+        self._totals: dict[str, Totals] = {shape.name: np.zeros(shape.size, np.int64) for shape in context.layout}
+        self._weights: dict[str, int] = dict.fromkeys(self._totals, 0)
+
+    def accept(self, node: str, message: Message, bulk: Bulk) -> None:
+        header, layout = self._check(node, message, bulk)
+        for _ in self._pieces(layout, bulk):  # Everything is checked before anything is added.
+            pass
+        for block, start, piece in self._pieces(layout, bulk):
+            self._totals[block][start : start + piece.size] += piece
+        for block in layout.names:
+            self._weights[block] += header.weight
+        self._declared[node] = layout.names
+
+    def close(self) -> Opened:
+        minimum = self._context.min_cohort
+        require_cohort(self._declared, minimum)
+        opened = {
+            block: BlockSum(total=self._totals[block], weight=self._weights[block], contributors=len(nodes))
+            for block, nodes in holders(self._declared).items()
+            if len(nodes) >= minimum
+        }
+        return OpenedSums(blocks=opened, cohort=tuple(sorted(self._declared)))
+
+
+class _PlainCombine(_Uploads):
+    """Keeps uploads where they rest and forms Σ_j w_ij·x_j for one recipient at a time."""
+
+    def __init__(self, context: RoundContext) -> None:
+        super().__init__(context)
+        self._uploads: dict[str, tuple[PlainUpload, Bulk]] = {}
+        self._served: set[str] | None = None
+
+    def accept(self, node: str, message: Message, bulk: Bulk) -> None:
+        if self._served is not None:
+            self._served.add(node)
+            return
+        header, layout = self._check(node, message, bulk)
+        if any(peer not in self._context.invited for peer in header.row):
+            raise ProtectionError("the row names a node that is not in the round")
+        if sum(header.row.values()) > _MAX_ROW_WEIGHT:
+            raise ProtectionError("the row's weights are too large")
+        for _ in self._pieces(layout, bulk):
+            pass
+        self._declared[node] = layout.names
+        self._uploads[node] = (header, bulk)
+
+    def close(self) -> Ask | Opened:
+        if self._served is None:
+            require_cohort(self._declared, self._context.min_cohort)
+            self._served = set()
+            return Ask(phase=OPEN, messages={node: self._combine(node) for node in sorted(self._uploads)})
+        return CombinationsSent(recipients=tuple(sorted(self._served)), cohort=tuple(sorted(self._declared)))
+
+    def _combine(self, recipient: str) -> Message:
+        row = {
+            peer: weight for peer, weight in self._uploads[recipient][0].row.items() if weight and peer in self._uploads
+        }
+        if len(row) < self._context.min_cohort:
+            # Too few peers: the recipient keeps its own model. An empty message says so.
+            return Message(body=PlainCombination().SerializeToString())
+        blocks = [block for block, nodes in holders(self._declared).items() if all(peer in nodes for peer in row)]
+        layout = self._context.layout.select(blocks)
+        totals = {shape.name: np.zeros(shape.size, np.int64) for shape in layout}
+        for peer, weight in row.items():
+            header, bulk = self._uploads[peer]
+            for block, start, piece in self._pieces(self._context.layout.select(header.blocks), bulk):
+                if block in totals:
+                    totals[block][start : start + piece.size] += np.int64(weight) * piece
+        answer = PlainCombination(blocks=layout.names, weight=WEIGHT_UNITS * sum(row.values()), contributors=len(row))
+        return Message(
+            body=answer.SerializeToString(deterministic=True),
+            bulk=b"".join(totals[name].astype("<i8").tobytes() for name in layout.names),
+        )

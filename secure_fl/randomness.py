@@ -1,0 +1,62 @@
+"""Where random bytes come from. A parameter everywhere, so that tests and simulations can repeat a run."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+
+class Randomness(Protocol):
+    """A source of uniformly random bytes."""
+
+    def bytes(self, count: int) -> bytes:
+        """Return `count` fresh bytes."""
+        ...
+
+
+class KeyStream:
+    """AES-256-CTR under a 32-byte key: a CSPRNG whose whole output is determined by the key."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != 32:
+            raise ValueError("a key stream needs 32 bytes of key")
+        # A fresh key per stream makes the zero counter block safe.
+        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+
+    def bytes(self, count: int) -> bytes:
+        """The next `count` bytes of the stream."""
+        return self._encryptor.update(bytes(count))
+
+    def uniform(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        """`count` numbers in [0, 1) on a grid of 2⁻²⁴: what float32 represents exactly."""
+        words = np.frombuffer(self.bytes(4 * count), dtype="<u4")
+        return (words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+class SystemRandomness:
+    """The operating system's CSPRNG."""
+
+    def bytes(self, count: int) -> bytes:
+        """`count` bytes of `secrets`."""
+        return secrets.token_bytes(count)
+
+
+class UnsafeSeededRandomness(KeyStream):
+    """Repeatable randomness for a simulation, in which one person holds every site's secrets anyway.
+
+    Named unsafe because whoever knows the seed knows every byte. A deployed node never builds one.
+    """
+
+    def __init__(self, seed: int, *context: str) -> None:
+        material = seed.to_bytes(16, "little", signed=True) + "\x00".join(context).encode()
+        super().__init__(derive_key(material, b"secure-fl simulation randomness"))
+
+
+def derive_key(material: bytes, info: bytes, *, salt: bytes | None = None) -> bytes:
+    """A 32-byte key from `material` by HKDF-SHA256."""
+    return HKDF(algorithm=hashes.SHA256(), length=32, salt=salt, info=info).derive(material)

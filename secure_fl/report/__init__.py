@@ -1,0 +1,5 @@
+"""The study lead's report: one HTML page that needs no network, no script and no other file."""
+
+from secure_fl.report.page import render
+
+__all__ = ["render"]

@@ -1,0 +1,107 @@
+"""TOML files to frozen, validated values, with errors a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from secure_fl.errors import SettingsError, UnknownNameError
+
+M = TypeVar("M", bound="Settings")
+
+
+class Settings(BaseModel):
+    """Base of every section: immutable, unknown keys refused, no silent conversion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], *, where: str = "") -> Self:
+        """Validate `values`; raise `SettingsError` naming the offending key."""
+        try:
+            return cls.model_validate(_tuples(values))
+        except ValidationError as error:
+            raise _explain(cls, error, where) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in `path`; `SettingsError` when it is missing or malformed."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{path}: no such file", advice="`secure-fl study new` writes a study to start from"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read ({type(error).__name__})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, if any is like it at all."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def require_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise `UnknownNameError` with the nearest match unless `name` is known."""
+    options = tuple(sorted(known))
+    if name not in options:
+        raise UnknownNameError(kind, name, nearest=nearest(name, options), known=options)
+
+
+def set_dotted(table: dict[str, Any], assignment: str) -> None:
+    """Apply one `--set key=value` to `table`. The value is read as TOML, or as text where it is no TOML."""
+    key, separator, text = assignment.partition("=")
+    if not separator or not key.strip():
+        raise SettingsError(f"--set {assignment!r}: expected key=value", advice="for example --set strategy.epochs=2")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise SettingsError(f"--set {key}: {section!r} is a value, not a section")
+    table[last] = value
+
+
+def _tuples(value: Any) -> Any:
+    """TOML and JSON arrays as tuples, so that frozen values are frozen all the way down."""
+    if isinstance(value, Mapping):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_tuples(item) for item in value)
+    return value
+
+
+def _explain(model: type[BaseModel], error: ValidationError, where: str) -> SettingsError:
+    """The first problem of a validation, as one line that names the key."""
+    first = error.errors()[0]
+    location = [str(part) for part in first["loc"]]
+    key = ".".join([where, *location] if where else location)
+    if first["type"] == "extra_forbidden":
+        known = tuple(_fields_at(model, location[:-1]))
+        close = nearest(location[-1], known)
+        return UnknownNameError("key", key, nearest=close, known=known)
+    if first["type"] == "missing":
+        return SettingsError(f"{key}: this key is required")
+    message = first["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(first["input"], Mapping) else f" (got {first['input']!r})"
+    return SettingsError(f"{key}: {message}{given}" if key else message)
+
+
+def _fields_at(model: type[BaseModel], location: list[str]) -> list[str]:
+    for part in location:
+        field = model.model_fields.get(part)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        model = field.annotation
+    return list(model.model_fields)

@@ -1,0 +1,1 @@
+"""`secure-fl run`: a whole federation on this machine."""

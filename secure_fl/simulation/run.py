@@ -1,0 +1,88 @@
+"""A whole study on this machine, from settings to report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from secure_fl.errors import SecureFLError, StudyAbortedError
+from secure_fl.files import write_atomically
+from secure_fl.record import StudyRecord
+from secure_fl.report import render
+from secure_fl.settings import require_known
+from secure_fl.simulation.engines import Listener, last_line, run_processes, run_threads
+from secure_fl.simulation.summary import summarise
+from secure_fl.simulation.workspace import Workspace, prepare
+from secure_fl.study import Study
+
+ENGINES = {"processes": run_processes, "threads": run_threads}
+
+
+def run(
+    study: Study, *, engine: str, folder: Path, policy: Mapping[str, Any], listener: Listener
+) -> tuple[StudyRecord, dict[str, Any]]:
+    """Run `study` in `folder` and leave there everything the contract names.
+
+    Raises `StudyAbortedError` when the study does not finish, after saving what there is.
+    """
+    require_known("engine", engine, ENGINES)
+    study.check(nodes=study.simulation.nodes)
+    workspace = prepare(folder, study, policy=policy)
+    troubles = _Troubles(workspace, listener)
+    started = time.monotonic()
+    asyncio.run(ENGINES[engine](workspace, troubles.listen))
+    record = _load_record(workspace)
+    if record is None or record.outcome != "finished":
+        raise troubles.explain(record)
+    report = folder / "report.html"
+    summary = summarise(record, engine=engine, seconds=time.monotonic() - started, report=str(report))
+    workspace.collect()
+    if study.make_strategy().has_global_model:
+        checkpoints = workspace.study_state / "checkpoints"
+        shutil.copyfile(max(checkpoints.glob("*.safetensors")), folder / "model.safetensors")
+    write_atomically(report, render(record, summary).encode("utf-8"))
+    write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode())
+    return record, summary
+
+
+def _load_record(workspace: Workspace) -> StudyRecord | None:
+    path = workspace.study_state / "record.json"
+    return StudyRecord.load(path) if path.exists() else None
+
+
+class _Troubles:
+    """Remembers why nodes sat out, to explain a study that failed."""
+
+    def __init__(self, workspace: Workspace, listener: Listener) -> None:
+        self._workspace = workspace
+        self._listener = listener
+        self._nodes: dict[str, str] = {}
+        self._failure: dict[str, Any] = {}
+
+    def listen(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Pass an event on, and remember it if it is bad news."""
+        if kind in ("sat-out", "refused"):
+            self._nodes[fields["node"]] = fields["reason"]
+        if kind in ("study-failed", "failed"):
+            self._failure = dict(fields)
+        self._listener(kind, fields)
+        if kind == "refused" and len(self._nodes) > len(self._workspace.study.study.roster) - 3:
+            raise self.explain(None)
+
+    def explain(self, record: StudyRecord | None) -> SecureFLError:
+        """One line: what failed, and what the first troubled node had to say."""
+        failure = self._failure.get("message") or (record and record.reason) or "the study did not finish"
+        error = StudyAbortedError(str(failure), advice=self._failure.get("hint"))
+        for name, reason in self._nodes.items():
+            log = self._workspace.node_folder(name) / "node.log"
+            said = last_line(log).split(": ", 2)[-1] or reason
+            error.args = (f"{failure}; {name} says {reason}: {said}",)
+            error.message = error.args[0]
+            error.hint = f"see {log if log.exists() else self._workspace.folder / 'run.log'}"
+            break
+        return error

@@ -1,0 +1,162 @@
+"""The output folder of a run: a throw-away PKI, one file per party, and what is left in the end.
+
+DIR/ca.pem  summary.json  report.html  model.safetensors
+DIR/pki/                         the consortium of this run
+DIR/coordinator/                 coordinator.toml, state, log
+DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors, log
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from secure_fl.errors import SettingsError, StorageError
+from secure_fl.files import write_atomically
+from secure_fl.identity.authority import Authority
+from secure_fl.identity.certificates import Certificate
+from secure_fl.study import Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """Where a run's files are, and the study with its roster filled in."""
+
+    folder: Path
+    study: Study
+    resumed: bool
+    policy: Mapping[str, Any]  # what every simulated site's policy says otherwise
+
+    @property
+    def coordinator_file(self) -> Path:
+        """The coordinator's TOML file."""
+        return self.folder / "coordinator" / "coordinator.toml"
+
+    @property
+    def coordinator_state(self) -> Path:
+        """The coordinator's state folder."""
+        return self.folder / "coordinator" / "state"
+
+    @property
+    def study_state(self) -> Path:
+        """The study's folder at the coordinator."""
+        return self.coordinator_state / "studies" / self.study.id
+
+    def node_folder(self, name: str) -> Path:
+        """A node's folder."""
+        return self.folder / "nodes" / name
+
+    def node_file(self, name: str) -> Path:
+        """A node's TOML file."""
+        return self.node_folder(name) / "node.toml"
+
+    def point_nodes_at(self, port: int) -> None:
+        """Write every node's file, now that the coordinator's port is known."""
+        for index, name in enumerate(self.study.study.roster):
+            write_atomically(self.node_file(name), tomli_w.dumps(self._node_settings(index, name, port)).encode())
+
+    def collect(self) -> None:
+        """Put the models where the contract says they are."""
+        for name in self.study.study.roster:
+            model = self.node_folder(name) / "studies" / self.study.id / "model.safetensors"
+            if model.exists():
+                shutil.copyfile(model, self.node_folder(name) / "model.safetensors")
+
+    def _node_settings(self, index: int, name: str, port: int) -> dict[str, Any]:
+        study = self.study
+        share = {
+            "index": index,
+            "of": len(study.study.roster),
+            "seed": study.study.seed,
+            "partition": study.simulation.partition_settings().model_dump(mode="json"),
+        }
+        task = study.task.name
+        return {
+            "node": {
+                "name": name,
+                "coordinator": f"127.0.0.1:{port}",
+                "fingerprint": self._fingerprint(),
+                "certificate": f"../../pki/node-{name}.pem",
+                "ca": "../../ca.pem",
+                "crl": "../../pki/crl.pem",
+                # The cores are divided among the sites; at least one each.
+                "threads": max(1, (os.cpu_count() or 1) // len(study.study.roster)),
+            },
+            "datasets": {study.task.dataset_id: {"share": share}},
+            "policy": {
+                # One person plays every site here, so every site agrees to what that person wrote.
+                "protections": [study.protection.kind],
+                "tasks": [task] if ":" in task else [],
+                "colluders": study.protection.colluders,
+                "metrics": "per-node",
+                "approve": "listed",
+                "approved": [study.id],
+                **self.policy,
+            },
+            "simulation": {"seed": study.study.seed},
+            "state": {"folder": "."},
+        }
+
+    def _fingerprint(self) -> str:
+        return Certificate.from_pem((self.folder / "pki" / "coordinator-coordinator.pem").read_bytes()).fingerprint
+
+
+def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspace:
+    """Make the folder, or take up an unfinished run of the same study in it. Raises `SettingsError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
+    kept = folder / "study.toml"
+    if kept.exists():
+        return _resume(folder, kept, study, policy)
+    if any(folder.iterdir()):
+        raise SettingsError(f"{folder}: is not empty", advice="choose another --out, or remove the folder")
+    names = [f"site-{index + 1:02d}" for index in range(study.simulation.nodes)]
+    roster = _make_pki(folder, names)
+    study = study.model_copy(update={"study": study.study.model_copy(update={"roster": roster})})
+    workspace = Workspace(folder=folder, study=study, resumed=False, policy=policy)
+    settings = {
+        "coordinator": {
+            "address": "127.0.0.1:0",
+            "certificate": "../pki/coordinator-coordinator.pem",
+            "ca": "../ca.pem",
+            "crl": "../pki/crl.pem",
+        },
+        "studies": ["../study.toml"],
+    }
+    write_atomically(workspace.coordinator_file, tomli_w.dumps(settings).encode())
+    # Written last: its presence means that everything before it is complete.
+    write_atomically(kept, tomli_w.dumps(study.to_table()).encode())
+    return workspace
+
+
+def _make_pki(folder: Path, names: list[str]) -> dict[str, str]:
+    authority = Authority.create(folder / "pki", consortium="simulation", days=30)
+    authority.issue("coordinator", "coordinator", hosts=("127.0.0.1", "localhost"), days=30).save(folder / "pki")
+    roster = {}
+    for name in names:
+        credential = authority.issue("node", name, days=30)
+        credential.save(folder / "pki")
+        roster[name] = credential.certificate.fingerprint
+    write_atomically(folder / "ca.pem", authority.ca_pem)
+    return roster
+
+
+def _resume(folder: Path, kept: Path, study: Study, policy: Mapping[str, Any]) -> Workspace:
+    earlier = Study.read(kept)
+    wanted = study.model_copy(update={"study": study.study.model_copy(update={"roster": earlier.study.roster})})
+    if (folder / "summary.json").exists():
+        raise SettingsError(f"{folder}: holds a finished run", advice="choose another --out, or remove the folder")
+    if (wanted.id, wanted.simulation) != (earlier.id, earlier.simulation):
+        raise SettingsError(
+            f"{folder}: holds an unfinished run of another study",
+            advice="choose another --out, or remove the folder",
+        )
+    return Workspace(folder=folder, study=earlier, resumed=True, policy=policy)

@@ -1,0 +1,36 @@
+"""Strategies: one file each, node half and coordinator half side by side; `base` has the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from secure_fl.settings import require_known
+from secure_fl.strategies.base import Strategy
+
+# Loaded by name: the node's main process and the command line stay free of torch until somebody trains.
+_BUILT_IN: dict[str, str] = {
+    "fedavg": "secure_fl.strategies.fedavg:FedAvg",
+    "fedper": "secure_fl.strategies.fedper:FedPer",
+    "fedprox": "secure_fl.strategies.fedprox:FedProx",
+    "local": "secure_fl.strategies.local:Local",
+}
+
+
+def known() -> tuple[str, ...]:
+    """Ids of the strategies this version has."""
+    return tuple(_BUILT_IN)
+
+
+def create(name: str, settings: Mapping[str, Any]) -> Strategy:
+    """The strategy with this id and these settings; `UnknownNameError` or `SettingsError` otherwise."""
+    require_known("strategy", name, _BUILT_IN)
+    module, _, attribute = _BUILT_IN[name].partition(":")
+    cls: type[Strategy] = getattr(import_module(module), attribute)
+    return cls(cls.Settings.parse(settings, where="strategy"))
+
+
+def register(name: str, target: str) -> None:
+    """Add a strategy as `module:attribute`. For code that runs in this process; a study cannot do this."""
+    _BUILT_IN[name] = target

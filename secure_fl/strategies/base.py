@@ -1,0 +1,104 @@
+"""What a strategy is: a node half and a coordinator half that meet only through aggregates.
+
+The coordinator half has one method, `step`, and its only source of news is an `Aggregate`: per block a weighted
+mean over a cohort. There is no type in this contract that carries one node's update to the coordinator, so a
+strategy that wants one does not type-check; it has to ask for a *sum* or, for attention, a *combine*, whose result
+only the recipient sees.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from secure_fl.blocks import Blocks, Layout, Vector
+from secure_fl.protect.base import Combine, Request, Sum
+from secure_fl.settings import Settings
+
+if TYPE_CHECKING:
+    from secure_fl.strategies.site import Site
+
+__all__ = ["Aggregate", "BlockMean", "Combine", "LocalTraining", "Request", "Strategy", "Sum"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockMean:
+    """One opened block: the weighted mean of its cohort's updates."""
+
+    mean: Vector
+    contributors: int
+
+
+class Aggregate(Mapping[str, BlockMean]):
+    """Per-block means of one round. A block whose cohort was below its minimum is absent."""
+
+    __slots__ = ("_means",)
+
+    def __init__(self, means: Mapping[str, BlockMean]) -> None:
+        self._means = dict(means)
+
+    def __getitem__(self, block: str) -> BlockMean:
+        return self._means[block]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._means)
+
+    def __len__(self) -> int:
+        return len(self._means)
+
+
+class LocalTraining(Settings):
+    """How a node trains; every strategy has these settings and may add its own."""
+
+    epochs: int = Field(1, ge=1, le=1000)
+    batch_size: int = Field(32, ge=1)
+    learning_rate: float = Field(0.05, gt=0)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class Strategy(ABC):
+    """One paper, one file: node half and coordinator half side by side."""
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[LocalTraining]] = LocalTraining
+    # Whether the shared blocks alone are a model that can be used, exported and scored on its own.
+    has_global_model: ClassVar[bool] = True
+
+    def __init__(self, settings: LocalTraining) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def request(self, layout: Layout, head: tuple[str, ...]) -> Request:
+        """Which blocks leave a node, and as what. `head` names the blocks a task regards as its head."""
+
+    @abstractmethod
+    def explain(self) -> tuple[str, ...]:
+        """What leaves a site and what stays, in sentences for a site operator."""
+
+    # --- node half ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def fit(self, site: Site) -> Blocks:
+        """Train on the site's data and return the change of every shared block it holds."""
+
+    def inference(self, site: Site) -> Blocks:
+        """The model this site predicts with now: what it received, completed by what it keeps."""
+        return {**site.initial, **site.personal, **site.received}
+
+    def row(self, site: Site) -> Mapping[str, int]:  # noqa: ARG002
+        """For *combine*: this node's integer weights over its peers. The node decides them."""
+        return {}
+
+    # --- coordinator half -----------------------------------------------------------------------------------
+
+    def step(self, current: Blocks, aggregate: Aggregate) -> Blocks:
+        """The next shared blocks: w ← w + mean of the changes. A block that was not opened keeps its value."""
+        return {
+            name: vector + aggregate[name].mean if name in aggregate else vector for name, vector in current.items()
+        }

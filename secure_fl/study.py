@@ -1,0 +1,238 @@
+"""The study file: what a consortium agrees on. Its hash is the study's id and what a site approves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from secure_fl import limits, protect, strategies
+from secure_fl.errors import CohortTooSmallError, SettingsError
+from secure_fl.protect.base import Protection, RequestKind
+from secure_fl.protect.cohort import smallest_cohort
+from secure_fl.protect.fixed_point import FixedPoint
+from secure_fl.settings import Settings, read_toml, require_known
+from secure_fl.strategies.base import Strategy
+from secure_fl.tasks.partition import PartitionSettings
+
+STUDY_VERSION = 1
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+class StudySection(Settings):
+    """Who, how long, from which seed."""
+
+    name: str = "study"
+    rounds: int = Field(10, ge=1, le=100_000)
+    seed: int = Field(0, ge=0, lt=2**63)
+    # Site name → SHA-256 fingerprint of its certificate. The coordinator cannot add anybody.
+    roster: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name) or ".." in name:
+            raise ValueError("a name has lower-case letters, digits, '.', '_' and '-'")
+        return name
+
+    @field_validator("roster")
+    @classmethod
+    def _distinct_sites(cls, roster: dict[str, str]) -> dict[str, str]:
+        if len(roster) > limits.NODES:
+            raise ValueError(f"at most {limits.NODES} sites")
+        for site, fingerprint in roster.items():
+            if not _NAME.fullmatch(site) or ".." in site:
+                raise ValueError(f"{site!r} is not a site name")
+            if not _FINGERPRINT.fullmatch(fingerprint):
+                raise ValueError(f"{site}: a fingerprint is 64 hexadecimal digits (`secure-fl pki list`)")
+        if len(set(roster.values())) != len(roster):
+            raise ValueError("two sites have the same certificate")
+        return roster
+
+
+class _Named(Settings):
+    """A section with a name and settings that belong to what is named."""
+
+    name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or "settings" in values:
+            return values
+        own = {key: value for key, value in values.items() if key in cls.model_fields}
+        return {**own, "settings": {key: value for key, value in values.items() if key not in own}}
+
+
+class TaskSection(_Named):
+    """A task installed at every site, and the id (never a path) of the local data it runs on."""
+
+    name: str = "digits"
+    dataset: str = ""
+
+    @property
+    def dataset_id(self) -> str:
+        """The data set's id in the node file; the task's name unless the study says otherwise."""
+        return self.dataset or self.name
+
+
+class StrategySection(_Named):
+    """A strategy and its settings."""
+
+    name: str = "fedavg"
+
+
+class ProtectionSection(Settings):
+    """How updates leave a node."""
+
+    kind: str = "none"
+    colluders: int = Field(1, ge=0, le=limits.NODES)
+    min_cohort: int | None = Field(None, ge=3, le=limits.NODES)
+    bits: int = Field(16, ge=4, le=24)
+    clip: float = Field(1.0, gt=0)
+    reference_samples: int | None = Field(None, ge=1)
+
+
+class PrivacySection(Settings):
+    """Differential privacy."""
+
+    mode: Literal["none", "dp-sgd", "distributed"] = "none"
+    epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
+    clip: float | None = Field(None, gt=0)
+
+
+class RoundsSection(Settings):
+    """Time limits, in seconds."""
+
+    mode: Literal["sync"] = "sync"
+    deadline: float = Field(600.0, gt=0, le=7 * 86400)  # the first phase, training included
+    phase_deadline: float = Field(60.0, gt=0, le=86400)  # every later phase
+    gather: float = Field(60.0, ge=0, le=86400)  # waiting for sites before a round
+    attempts: int = Field(3, ge=1, le=100)
+
+
+class MetricsSection(Settings):
+    """What a site may say about its accuracy; a site's own policy wins."""
+
+    share: Literal["none", "aggregate", "per-node"] = "aggregate"
+
+
+class SimulationSection(Settings):
+    """Only for `secure-fl run`: not part of the study's hash."""
+
+    nodes: int = Field(10, ge=1, le=limits.NODES)
+    partition: Literal["iid", "dirichlet", "pathological", "rotated", "rotated-pathological", "natural"] = "iid"
+    alpha: float = Field(0.5, gt=0)
+    classes: int = Field(2, ge=1)
+    domains: int = Field(4, ge=1)
+    min_samples: int = Field(10, ge=1)
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+
+    def partition_settings(self) -> PartitionSettings:
+        """The part of this section that divides the data."""
+        return PartitionSettings(kind=self.partition, **self.model_dump(exclude={"nodes", "partition"}))
+
+
+class Study(Settings):
+    """A validated study."""
+
+    study: StudySection = StudySection()
+    task: TaskSection = TaskSection()
+    strategy: StrategySection = StrategySection()
+    protection: ProtectionSection = ProtectionSection()
+    privacy: PrivacySection = PrivacySection()
+    rounds: RoundsSection = RoundsSection()
+    metrics: MetricsSection = MetricsSection()
+    simulation: SimulationSection = SimulationSection()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The study in a TOML file."""
+        return cls.parse(read_toml(path))
+
+    @classmethod
+    def from_canonical(cls, settings: bytes) -> Self:
+        """The study the coordinator offers; its hash is checked by the caller against the id it was offered as."""
+        try:
+            values = json.loads(settings)
+        except (ValueError, RecursionError):
+            raise SettingsError("the offered study is not valid JSON") from None
+        if not isinstance(values, dict) or values.pop("version", None) != STUDY_VERSION:
+            raise SettingsError("the offered study has another format version", advice="upgrade the older side")
+        return cls.parse(values)
+
+    def to_table(self) -> dict[str, Any]:
+        """The study as it would stand in a TOML file."""
+        table: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        for section in ("task", "strategy"):
+            settings = table[section].pop("settings")
+            table[section] = {key: value for key, value in table[section].items() if value} | settings
+        return table
+
+    def canonical(self) -> bytes:
+        """The agreed part as canonical JSON, defaults written out, the simulation left out."""
+        values = self.model_dump(mode="json", exclude={"simulation"})
+        return json.dumps(
+            {"version": STUDY_VERSION, **values}, sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        ).encode()
+
+    @property
+    def id(self) -> str:
+        """SHA-256 of the canonical form: what a site approves, and what every message names."""
+        return hashlib.sha256(b"secure-fl study v1\x00" + self.canonical()).hexdigest()
+
+    def min_cohort(self, kind: RequestKind) -> int:
+        """How many contributors an opened value needs: the study's number, never below what is safe."""
+        return max(self.protection.min_cohort or 0, smallest_cohort(kind, self.protection.colluders))
+
+    def codec(self) -> FixedPoint:
+        """The fixed-point grid of the study."""
+        return FixedPoint(bits=self.protection.bits, clip=self.protection.clip)
+
+    def make_strategy(self) -> Strategy:
+        """The strategy, with its settings validated."""
+        return strategies.create(self.strategy.name, self.strategy.settings)
+
+    def make_protection(self) -> Protection:
+        """The protection."""
+        return protect.resolve(self.protection.kind)
+
+    def check(self, *, nodes: int | None = None) -> None:
+        """Everything that can be known without a site: names exist, parts fit together, enough sites.
+
+        Raises `SettingsError` (or `CohortTooSmallError`) with the first problem.
+        """
+        # Imported here: the registries are light, the task itself needs torch.
+        from secure_fl import tasks
+        from secure_fl.tasks.model_blocks import initial_blocks
+
+        require_known("strategy", self.strategy.name, strategies.known())
+        require_known("protection", self.protection.kind, protect.known())
+        if self.privacy.mode != "none":
+            raise SettingsError(
+                f"privacy.mode {self.privacy.mode!r} is not available in this version",
+                advice='use mode = "none"',
+            )
+        strategy, protection = self.make_strategy(), self.make_protection()
+        task = tasks.create(self.task.name, self.task.settings)
+        layout, _ = initial_blocks(task, self.study.seed)
+        kind = strategy.request(layout, task.head(layout.names)).kind
+        if kind not in protection.serves:
+            able = [name for name in protect.known() if kind in protect.resolve(name).serves]
+            raise SettingsError(
+                f"strategy {strategy.name!r} needs {kind.value!r}, which protection {protection.name!r} does not serve",
+                advice=f"protections that do: {', '.join(able)}",
+            )
+        sites = len(self.study.roster) if nodes is None else nodes
+        if sites and sites < self.min_cohort(kind):
+            raise CohortTooSmallError(have=sites, need=self.min_cohort(kind), what="roster")
+        self.codec().require_room(contributors=max(sites, 1), ring_bits=32)

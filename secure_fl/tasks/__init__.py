@@ -1,0 +1,96 @@
+"""The tasks installed at this site, by name.
+
+A study names a task; this registry finds the code that the site installed under that name. Asking what is
+known imports neither torch nor any task.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module, metadata
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from secure_fl.errors import SettingsError
+from secure_fl.settings import require_known
+
+if TYPE_CHECKING:
+    from secure_fl.tasks.base import Task
+
+BUILT_IN: Mapping[str, str] = {
+    "digits": "secure_fl.tasks.digits:Digits",
+    "breast-cancer": "secure_fl.tasks.breast_cancer:BreastCancer",
+}
+ENTRY_POINTS = "secure_fl.tasks"
+
+
+def known() -> tuple[str, ...]:
+    """The ids of the tasks installed here: built in, or offered by an installed package."""
+    return tuple(sorted(_installed()))
+
+
+def is_installed_id(name: str) -> bool:
+    """Whether `name` is the id of an installed task.
+
+    False for `module:attribute`: such a name makes the site import a module of the study's choosing, so a
+    site's policy must list it before it is resolved.
+    """
+    return name in _installed()
+
+
+def resolve(name: str) -> type[Task]:
+    """The task called `name`: an installed id, or `module:attribute`.
+
+    Raises `UnknownNameError` for an unknown id and `SettingsError` when the code is missing here or no task.
+    """
+    installed = _installed()
+    # Ids first, as in `is_installed_id`: what a policy was asked about is what is imported.
+    if name in installed:
+        return _load(name, installed[name])
+    if ":" not in name:
+        require_known("task", name, installed)
+    return _load(name, name)
+
+
+def create(name: str, settings: Mapping[str, Any]) -> Task:
+    """The task called `name` with validated `settings`; raises as `resolve` does, or names the wrong key."""
+    task = resolve(name)
+    return task(task.Settings.parse(settings, where="task"))
+
+
+def _installed() -> dict[str, str]:
+    """Id → `module:attribute` of every installed task."""
+    targets: dict[str, str] = {}
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        target = f"{point.module}:{point.attr}"
+        if targets.setdefault(point.name, target) != target:
+            raise SettingsError(
+                f"two installed packages offer a task {point.name!r}: {targets[point.name]} and {target}",
+                advice="uninstall one of them at this site",
+            )
+    # Built-in names win: installing a package must not change what a policy that allows "digits" means.
+    return targets | dict(BUILT_IN)
+
+
+def _load(name: str, target: str) -> type[Task]:
+    from secure_fl.tasks.base import Task
+
+    module, _, attribute = target.partition(":")
+    try:
+        loaded = import_module(module)
+    except Exception as error:  # A module may fail to import in any way it likes.
+        raise SettingsError(
+            f"task {name!r}: module {module!r} cannot be imported at this site ({type(error).__name__})",
+            advice="install the package that provides it at this site",
+        ) from error
+    try:
+        found = attrgetter(attribute)(loaded)
+    except AttributeError:
+        raise SettingsError(f"task {name!r}: module {module!r} has no {attribute!r}") from None
+    if not (inspect.isclass(found) and issubclass(found, Task)):
+        raise SettingsError(f"task {name!r}: {target} is not a subclass of secure_fl.tasks.base.Task")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise SettingsError(f"task {name!r}: {target} does not define {missing}")
+    return found

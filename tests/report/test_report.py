@@ -1,0 +1,405 @@
+"""The report is whole, inert, honest about what is not known, and small enough to send by mail."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from typing import Any, Literal
+
+import pytest
+
+from secure_fl.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.report import render
+from secure_fl.report.charts import nice_step, spread
+from secure_fl.report.text import duration, escape, fit, ranges, size
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+HOSTILE = "\"><script>alert(1)</script><img src=x onerror='alert(2)'>&\x00\ud800\u202e"
+
+
+class Page(HTMLParser):
+    """Collects what a browser would see and complains about tags that do not pair up."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """Everything readable."""
+        return " ".join(" ".join(self.words).split())
+
+
+def study(
+    sites: int = 4,
+    rounds: int = 3,
+    *,
+    protection: str = "masked",
+    names: tuple[str, ...] | None = None,
+    share: Literal["none", "aggregate", "per-node"] = "per-node",
+    measure: Literal["accuracy", "mse"] = "accuracy",
+    text: str = "",
+    outcome: Literal["running", "finished", "aborted"] = "finished",
+) -> StudyRecord:
+    """A study of so many rounds and its closing evaluation; in round 2 site 1 drops, site 2 sits out."""
+    roster = names or tuple(f"site-{index:02}" for index in range(sites))
+    entries = []
+    for number in range(1, rounds + 2 if rounds else 1):
+        value = 1 - 0.9 / number
+        nodes = []
+        for index, name in enumerate(roster):
+            missing: Literal["took part", "dropped", "sat out"] = "took part"
+            if number == 2 and index in (1, 2):
+                missing = "dropped" if index == 1 else "sat out"
+            shared = value if share == "per-node" and missing == "took part" else None
+            nodes.append(
+                NodeRound(
+                    name=name,
+                    outcome=missing,
+                    reason="" if missing == "took part" else text or "deadline passed",
+                    bytes_up=1_200_000 if missing == "took part" and number <= rounds else 0,
+                    bytes_down=400_000,
+                    accuracy=shared if measure == "accuracy" else None,
+                    mse=shared if measure == "mse" else None,
+                )
+            )
+        mean = None if share == "none" else value
+        entries.append(
+            RoundRecord(
+                number=number,
+                kind="train" if number <= rounds else "evaluate",
+                attempts=1,
+                seconds=2.5,
+                nodes=tuple(nodes),
+                blocks_kept=(text or "head.weight",) if number == 1 else (),
+                mean_accuracy=mean if measure == "accuracy" else None,
+                mean_mse=mean if measure == "mse" else None,
+            )
+        )
+    return StudyRecord(
+        study=text or "sepsis",
+        study_id=text or "0123abcd",
+        task=text or "digits",
+        strategy=text or "fedasa",
+        protection=protection,
+        planned_rounds=rounds,
+        roster=roster,
+        outcome=outcome,
+        reason=text,
+        rounds=tuple(entries),
+    )
+
+
+def summary(record: StudyRecord, **changes: Any) -> dict[str, Any]:
+    """What `run --json` prints for it."""
+    nodes = [
+        {
+            "name": name,
+            "samples": 1234,
+            "accuracy": 0.875,
+            "loss": 0.25,
+            "epsilon": 2.5 if index == 0 else None,
+            "delta": 1e-5 if index == 0 else None,
+            "bytes_up": 3_600_000,
+            "bytes_down": 1_600_000,
+            "rounds_taken": 3,
+            "dropped": 1,
+        }
+        for index, name in enumerate(record.roster)
+    ]
+    values: dict[str, Any] = {
+        "study": record.study,
+        "strategy": record.strategy,
+        "protection": record.protection,
+        "engine": "processes",
+        "rounds": len(record.rounds),
+        "seconds": 75.0,
+        "mean_accuracy": 0.875,
+        "std_accuracy": 0.031,
+        "global_accuracy": None,
+        "mean_mse": None,
+        "bytes_up_per_node_round": 1_200_000,
+        "bytes_down_per_node_round": 400_000,
+        "combinations_opened": 12,
+        "nodes": nodes,
+        "report": None,
+    }
+    return {**values, **changes}
+
+
+def drawings(page: str) -> list[ET.Element]:
+    """The page's charts, parsed as XML."""
+    return [ET.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)]  # noqa: S314
+
+
+def rows(page: str, region: str) -> list[list[str]]:
+    """The cells of one table's body."""
+    table = page.split(f'aria-label="{region}"', 1)[1].split("</table>", 1)[0].split("<tbody>", 1)[1]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("</tr>")[:-1]]
+    return [[re.sub(r"<[^>]*>", "", cell) for cell in row] for row in cells]
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3, 40])
+@pytest.mark.parametrize("share", ["none", "aggregate", "per-node"])
+@pytest.mark.parametrize("measure", ["accuracy", "mse"])
+@pytest.mark.parametrize("sites", [1, 4, 12, 30])
+def test_page_is_well_formed_and_inert(
+    rounds: int,
+    share: Literal["none", "aggregate", "per-node"],
+    measure: Literal["accuracy", "mse"],
+    sites: int,
+) -> None:
+    record = study(sites, rounds, share=share, measure=measure)
+    page = render(record, summary(record))
+    parsed = Page(page)
+    assert page.startswith("<!DOCTYPE html>")
+    assert parsed.tags.isdisjoint({"script", "iframe", "object", "embed", "link", "img", "base", "form"})
+    assert not re.search(r"https?://|@import|url\(|javascript:", page)
+    assert not {name for name, _ in parsed.attributes} & {"src", "href", "style", "srcset"}
+    assert not [name for name, _ in parsed.attributes if name.startswith("on")]
+    assert "nan" not in re.sub(r"<[^>]*>", "", page).lower().split()
+    for svg in drawings(page):
+        assert svg.get("aria-label")
+
+
+def test_policy_forbids_scripts_and_names_the_style_sheet() -> None:
+    record = study()
+    page = render(record, summary(record))
+    policy = dict(re.findall(r'<meta http-equiv="([^"]*)" content="([^"]*)">', page))["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    assert '<meta charset="utf-8">' in page
+    assert 'name="viewport"' in page
+    assert "prefers-color-scheme:dark" in page
+
+
+def test_text_from_outside_stays_text() -> None:
+    names = (HOSTILE, 'O\'Brien "North"', "<b>bold</b>", "病院-東京")
+    record = study(names=names, text=HOSTILE, outcome="aborted", protection=HOSTILE)
+    page = render(record, summary(record, engine=HOSTILE, strategy=HOSTILE))
+    parsed = Page(page)
+    assert "script" not in parsed.tags
+    assert "img" not in parsed.tags
+    assert "onerror" not in {name for name, _ in parsed.attributes}
+    assert "<script>alert(1)</script>" in parsed.text
+    assert 'O\'Brien "North"' in parsed.text
+    assert "病院-東京" in parsed.text
+    assert not set(page) & {"\x00", "\u202e"}
+    page.encode()  # a lone surrogate would make the file impossible to write
+    assert drawings(page)
+
+
+def test_outcomes_from_a_newer_record_are_escaped_too() -> None:
+    record = StudyRecord.from_json(
+        {
+            **dict.fromkeys(("study", "study_id", "task", "strategy", "protection"), "x"),
+            "planned_rounds": 1,
+            "roster": ["a"],
+            "outcome": HOSTILE,
+            "rounds": [
+                {
+                    "number": 1,
+                    "kind": "train",
+                    "attempts": 1,
+                    "seconds": 1.0,
+                    "blocks_kept": [],
+                    "nodes": [{"name": "a", "outcome": HOSTILE}],
+                }
+            ],
+        }
+    )
+    assert "script" not in Page(render(record, summary(record))).tags
+
+
+def test_null_is_a_dash_and_never_zero() -> None:
+    record = study(share="none")
+    nothing = dict.fromkeys(summary(record))
+    page = render(record, {**nothing, "nodes": [{**dict.fromkeys(summary(record)["nodes"][0]), "name": "site-00"}]})
+    assert "– ± –" in Page(page).text
+    assert rows(page, "Every site")[0] == ["site-00", "–", "–", "–", "no DP", "–", "–", "–", "–"]
+    assert rows(page, "Every site")[1] == ["site-01", *["–"] * 8]  # not in the summary: not even "no DP"
+    assert [row[6] for row in rows(page, "Every round")] == ["–"] * 4
+    assert "No site shared this measure" in page
+    assert "0.0%" not in page
+
+
+def test_values_that_are_not_finite_count_as_unknown() -> None:
+    record = study()
+    page = render(record, summary(record, mean_accuracy=math.nan, seconds=math.inf))
+    assert "– ± 3.1%" in Page(page).text
+    assert rows(render(record, {}), "Every site")[0][1:] == ["–"] * 8
+
+
+def test_headline_tells_the_result() -> None:
+    record = study()
+    text = Page(render(record, summary(record, global_accuracy=0.81))).text
+    for expected in (
+        "sepsis",
+        "fedasa",
+        "masked",
+        "finished",
+        "87.5% ± 3.1%",
+        "3 of 3",
+        "1 min 15 s",
+        "81.0%",
+    ):
+        assert expected in text
+
+
+@pytest.mark.parametrize(("protection", "warned"), [("none", True), ("masked", False), ("ckks", False)])
+def test_unprotected_study_is_marked(protection: str, warned: bool) -> None:
+    record = study(protection=protection)
+    text = Page(render(record, summary(record))).text
+    assert ("The coordinator saw every site's update in the clear; use only for tests." in text) is warned
+
+
+def test_aborted_and_running_studies_say_so() -> None:
+    record = study(outcome="aborted", text="too few sites")
+    assert "ended before its last round too few sites" in Page(render(record, summary(record))).text
+    record = study(outcome="running")
+    assert "Still running" in render(record, summary(record))
+
+
+def test_accuracy_belongs_to_the_round_before() -> None:
+    record = study(rounds=3)
+    page = render(record, summary(record))
+    # Round 1 receives the initial model; the closing evaluation, number 4, measures the result of round 3.
+    measured = [(row[0], row[6], row[7]) for row in rows(page, "Every round")]
+    assert measured[0] == ("1", "10.0%", "after round 0")
+    assert measured[-1] == ("Closing evaluation", "77.5%", "after round 3")
+    chart = drawings(page)[0]
+    assert [tick.text for tick in chart.iter("text") if tick.get("class") == "tick mid"] == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
+    assert "from 10.00% after round 0 to 77.50% after round 3" in (chart.get("aria-label") or "")
+
+
+def test_a_gap_is_not_drawn_over() -> None:
+    record = study(rounds=6)
+    lines = [group for group in drawings(render(record, summary(record)))[0].iter("g") if group.get("class")]
+    paths = {(group.findtext("title") or "").split(":")[0]: group for group in lines}
+    whole, broken = paths["site-00"].find("path"), paths["site-01"]
+    assert whole is not None
+    assert whole.get("d", "").count("M") == 1
+    assert len(broken.findall("circle")) == 1  # its only value before the gap
+    assert "mean" in paths
+
+
+def test_cohort_grid_says_in_words_who_was_missing() -> None:
+    record = study(rounds=3)
+    page = render(record, summary(record))
+    grid = rows(page, "Who took part in which round")
+    assert grid[0] == ["site-00", *["took part"] * 4, "3 of 3"]
+    assert grid[1] == ["site-01", "took part", "dropped", "took part", "took part", "2 of 3"]
+    assert grid[2][2] == "sat out"
+    assert rows(page, "Why sites were missing") == [
+        ["site-01", "dropped", "2", "deadline passed"],
+        ["site-02", "sat out", "2", "deadline passed"],
+    ]
+
+
+def test_tables_show_units_and_blocks_kept() -> None:
+    record = study(rounds=3)
+    page = render(record, summary(record))
+    first, second = rows(page, "Every site")[:2]
+    assert first == ["site-00", "1,234", "87.5%", "0.25", "2.5δ 1e-05", "3.6 MB", "1.6 MB", "3", "1"]
+    assert second[4] == "no DP"
+    expected = ["1", "4 of 4", "1", "2.50 s", "4.8 MB", "1.6 MB", "10.0%", "after round 0", "head.weight"]
+    assert rows(page, "Every round")[0] == expected
+
+
+def test_regression_shows_the_error() -> None:
+    record = study(measure="mse")
+    page = render(record, summary(record, mean_accuracy=None, std_accuracy=None, mean_mse=0.0375))
+    text = Page(page).text
+    assert "Error (MSE) after each round" in text
+    assert "0.0375" in text
+    assert "Accuracy after" not in text
+    assert rows(page, "Every site")[0][2] == "0.775"
+
+
+def test_no_rounds_and_one_round() -> None:
+    record = study(rounds=0)
+    assert "No round has been committed yet" in render(record, summary(record, nodes=[]))
+    record = study(rounds=1)
+    page = render(record, summary(record))
+    assert len(drawings(page)) == 4
+    assert len(rows(page, "Every round")) == 2
+
+
+def test_labels_do_not_overlap_with_twelve_sites() -> None:
+    record = study(12, 20)
+    for chart in drawings(render(record, summary(record)))[:2]:
+        places = sorted(float(text.get("y", "")) for text in chart.iter("text") if "name" in text.get("class", ""))
+        assert len(places) == 13
+        assert min(after - before for before, after in itertools.pairwise(places)) >= 14.9
+        assert places[-1] <= float(chart.get("height", ""))
+
+
+def test_long_study_is_small_and_fast() -> None:
+    record = study(12, 200)
+    started = time.perf_counter()
+    page = render(record, summary(record))
+    assert time.perf_counter() - started < 2
+    assert len(page.encode()) < 2_000_000
+    Page(page)
+    assert len(drawings(page)) == 4
+
+
+def test_text_helpers() -> None:
+    assert [size(value) for value in (0, 999, 999.5, 1_500, 999_499, 999_500, 2.5e9, 5e15, None)] == [
+        *("0 B", "999 B", "1 kB", "1.5 kB", "999 kB", "1 MB", "2.5 GB", "5,000 TB", "–")
+    ]
+    assert [duration(value) for value in (0.5, 59.96, 3600, None)] == [
+        "0.50 s",
+        "1 min 0 s",
+        "1 h 0 min",
+        "–",
+    ]
+    assert ranges([7, 1, 2, 3]) == "1–3, 7"
+    assert fit("hospital-north-10", 9) == "hosp…h-10"
+    assert fit("short", 9) == "short"
+    assert escape("a\nb\u202e<'\">") == "a b\N{REPLACEMENT CHARACTER}&lt;&#x27;&quot;&gt;"
+
+
+@pytest.mark.parametrize("wanted", [[5.0] * 6, [0.0, 1.0, 50.0, 99.0, 100.0], [100.0] * 3, [], [40.0]])
+def test_spread_keeps_order_gap_and_bounds(wanted: list[float]) -> None:
+    placed = spread(wanted, 10, 0, 100)
+    assert len(placed) == len(wanted)
+    assert all(0 <= y <= 100 for y in placed)
+    assert all(after - before >= 10 - 1e-9 for before, after in itertools.pairwise(placed))
+
+
+def test_nice_steps() -> None:
+    assert [nice_step(span, 5) for span in (0.0, 1.0, 10.0, 12.0)] == [1.0, 0.2, 2.0, 5.0]

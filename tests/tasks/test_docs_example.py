@@ -1,0 +1,68 @@
+"""The task in the documentation is the one that is tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from secure_fl.errors import DataError
+from secure_fl.tasks import create
+from secure_fl.tasks.base import PartitionSettings, Share, Source, Task
+from tests.tasks.learning import train
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> Task:
+    monkeypatch.syspath_prepend(DOCS / "examples")
+    return create("csv_regression:CsvRegression", {"features": ["age", "weight"], "target": "pressure"})
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    age, weight = rng.uniform(20, 90, 300), rng.uniform(45, 120, 300)
+    pressure = 0.05 * age - 0.02 * weight + rng.normal(0, 0.1, 300)
+    path = tmp_path / "table.csv"
+    columns = np.column_stack([pressure, np.arange(300), age, weight])
+    np.savetxt(path, columns, delimiter=",", header="pressure,id,age,weight", comments="")
+    return path
+
+
+def test_the_page_shows_the_tested_file() -> None:
+    code = (DOCS / "examples" / "csv_regression.py").read_text()
+    assert f"```python\n{code}```\n" in (DOCS / "tasks.md").read_text()
+
+
+def test_it_learns(task: Task, table: Path) -> None:
+    data = task.load(Source(path=table, format="csv"))
+    metrics = train(task, data, epochs=60, learning_rate=1e-2)
+    assert metrics.mse is not None
+    assert metrics.mse < 0.1 * float(data.test.targets.var())
+
+
+def test_it_takes_part_in_simulations(task: Task, table: Path) -> None:
+    parts = [
+        task.load(Source(path=table, share=Share(index=i, of=3, seed=0, partition=PartitionSettings())))
+        for i in range(3)
+    ]
+    assert [len(part.train) + len(part.test) for part in parts] == [100, 100, 100]
+
+
+@pytest.mark.parametrize("text", ["age,weight\n1,2\n", "age,weight,pressure\n1,2,high\n", "age,weight,pressure\n1\n"])
+def test_a_table_that_does_not_fit_is_refused(task: Task, tmp_path: Path, text: str) -> None:
+    (tmp_path / "wrong.csv").write_text(text)
+    with pytest.raises(DataError, match="expected CSV with numbers in age, weight, pressure"):
+        task.load(Source(path=tmp_path / "wrong.csv"))
+
+
+def test_no_table_is_refused(task: Task, tmp_path: Path) -> None:
+    for source in (Source(), Source(path=tmp_path / "absent.csv")):
+        with pytest.raises(DataError):
+            task.load(source)
+    (tmp_path / "empty.csv").write_text("age,weight,pressure\n")
+    with pytest.raises(DataError, match="0 rows"):
+        task.load(Source(path=tmp_path / "empty.csv"))
