@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lifeline", action="store_true", help="exit when standard input closes")
     options = parser.parse_args(arguments)
     if options.lifeline:
-        lifeline.read_until_parent_dies(sys.stdin.buffer, lambda _line: None)
+        lifeline.read_until_parent_dies(0, lambda _line: None)
     try:
         file = NodeFile.read(options.file)
         logs.configure(level=file.log.level, style=file.log.format)

@@ -107,7 +107,7 @@ def main() -> None:
     os.dup2(2, 1)
     logs.configure(level="warning", style="text")
     jobs: queue.Queue[bytes] = queue.Queue()
-    lifeline.read_until_parent_dies(sys.stdin.buffer, jobs.put)
+    lifeline.read_until_parent_dies(0, jobs.put)
     from node.training import (
         Trainer as Trained,
     )  # torch: needed here, and not in the process that holds the session

@@ -45,7 +45,7 @@ name = "{task}"
 name = "{strategy}"
 epochs = 2
 batch_size = 16
-learning_rate = 0.1
+learning_rate = 0.05
 
 [protection]               # {protections}
 kind = "{protection}"{warning}

@@ -54,8 +54,8 @@ class Aggregate(Mapping[str, BlockMean]):
 class LocalTraining(Settings):
     """How a node trains; every strategy has these settings and may add its own."""
 
-    epochs: int = Field(1, ge=1, le=1000)
-    batch_size: int = Field(32, ge=1)
+    epochs: int = Field(2, ge=1, le=1000)
+    batch_size: int = Field(16, ge=1)
     learning_rate: float = Field(0.05, gt=0)
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = Field(0.9, ge=0, lt=1)
