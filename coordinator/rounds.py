@@ -1,4 +1,4 @@
-"""A study's rounds, from plan to publication. Reads as the data's path on this side (docs/DATA_PATH.md, 9–14).
+"""A study's rounds, from plan to publication. Reads as the data's path on this side (docs/DATA_PATH.md, 1 and 11–14).
 
     plan round → collect protected blocks → open aggregate → strategy.step → publish global blocks
 
@@ -204,7 +204,7 @@ class StudyRunner:
                 return
 
     async def _plan(self, number: int, kind: str, attempt_number: int) -> Attempt:
-        """9. Plan: who is invited, from which model; committed before it is announced."""
+        """1. Plan: who is invited, from which model; committed before it is announced."""
         invited = await self._gather()
         attempt = Attempt(
             study_id=self.id,
@@ -247,7 +247,7 @@ class StudyRunner:
                 await asyncio.to_thread(machine.accept, answer.node, phase, message, bulk)
 
     async def _collect(self, attempt: Attempt) -> Opened:
-        """10.–11. Collect answers phase by phase, then open."""
+        """11.–12. Collect answers phase by phase, then open."""
         machine = self._require_machine()
         position = len(await asyncio.to_thread(self._store.closed_phases, attempt))
         while True:
@@ -262,7 +262,7 @@ class StudyRunner:
             position += 1
 
     async def _publish(self, attempt: Attempt, opened: Opened) -> None:
-        """12.–14. Decode the sums, let the strategy step, and make the result the current model."""
+        """13.–14. Decode the sums, let the strategy step, and make the result the current model."""
         means, metrics, kept = self._decode(attempt, opened)
         model: StoredModel | None = None
         if attempt.kind == TRAIN:
@@ -380,7 +380,7 @@ class StudyRunner:
         return False
 
     async def accept(self, node: str, header: pb.UploadHeader, bulk: BulkFile, *, size: int) -> bool:
-        """10. One answer enters the machine and the store; returns whether it was there already."""
+        """11. One answer enters the machine and the store; returns whether it was there already."""
         async with self._lock:
             if self.expect(node, header):
                 return True

@@ -1,4 +1,4 @@
-"""One node in one attempt at one round. Reads as the data's path (docs/DATA_PATH.md, 1–9 and 15).
+"""One node in one attempt at one round. Reads as the data's path (docs/DATA_PATH.md, 2–10 and 15).
 
     check → fetch → reserve → load → train → clip, weigh, round → protect → charge → send → keep
 
@@ -116,13 +116,13 @@ class Round:
         self._keep(half)
 
     def _check(self, announcement: pb.PhaseAnnouncement) -> None:
-        """1. Check the announcement against the approved study and the site's policy."""
+        """2. Check the announcement against the approved study and the site's policy."""
         self._site.policy.check_announcement(self._study, announcement)
         if announcement.phase != self._phases(announcement)[0]:
             raise RestartedError("this node has no memory of the round's earlier phases")
 
     async def _fetch(self, announcement: pb.PhaseAnnouncement, layout: Layout) -> Path:
-        """2. Fetch the shared model; keep it only if it is the announced one, bit for bit."""
+        """3. Fetch the shared model; keep it only if it is the announced one, bit for bit."""
         path = self._store.scratch(f"{self._suffix()}-received.bin")
         target = announcement.model.object
         await self._site.session.download(
@@ -134,7 +134,7 @@ class Round:
         return path
 
     def _reserve(self) -> Reservation:
-        """3. Set the round's privacy cost aside before anything is computed from the data."""
+        """4. Set the round's privacy cost aside before anything is computed from the data."""
         reservation = Reservation(
             study_id=self._study.id,
             round=self._first.round,
@@ -145,7 +145,7 @@ class Round:
         return reservation
 
     async def _train(self, layout: Layout, received: Path) -> Result:
-        """4.–5. Load the data and train, in a process of its own."""
+        """5.–6. Have the data loaded, the model trained and the blocks selected, in a process of its own."""
         file, number = self._site.file, self._first.round
         dataset = file.datasets[self._study.task.dataset_id]
         job = Job(
@@ -169,7 +169,7 @@ class Round:
         return await self._site.executor.run(job)
 
     def _encode(self, context: RoundContext, result: Result) -> Contribution:
-        """6. Clip, weigh and round the update: from here on it is integers in the study's ring."""
+        """7. Clip, weigh and round the update: from here on it is integers in the study's ring."""
         protection = self._study.protection
         stream = KeyStream(self._randomness("rounding").bytes(32))
         weight = WEIGHT_UNITS
@@ -199,7 +199,7 @@ class Round:
     async def _protect_and_send(
         self, half: NodeHalf, kind: RequestKind, reservation: Reservation, metrics: SiteMetrics
     ) -> None:
-        """7.–9. Phase by phase: let the protection answer, charge the site, send."""
+        """8.–10. Phase by phase: let the protection answer, charge the site, send."""
         phases = self._protection.phases(kind)
         for position, phase in enumerate(phases):
             if position:
@@ -207,7 +207,7 @@ class Round:
             answer = half.answer(phase, await self._question())
             header = self._header(phase, answer, metrics if position == 0 else None)
             if not self._left_the_node:
-                # 8. Charge durably, then send: a byte that may have left is a byte that left.
+                # 9. Charge durably, then send: a byte that may have left is a byte that left.
                 self._site.accountant.commit(reservation, release=self._release(header))
                 self._left_the_node = True
             await self._site.session.upload(header, answer.bulk)
@@ -297,7 +297,8 @@ class Round:
         return self._strategy.request(layout, ()).kind
 
     def _randomness(self, purpose: str) -> Randomness:
-        return self._site.randomness(self._study.id, str(self.key), purpose)
+        # The context matters in simulations only. It leaves the study's id out: certificates differ from run to run.
+        return self._site.randomness(self._study.study.name, str(self.key), purpose)
 
     def _update_path(self) -> Path:
         return self._store.scratch(f"{self._suffix()}-update.safetensors")

@@ -40,7 +40,7 @@ class Trainer:
             return self._execute(job)
 
     def _execute(self, job: Job) -> Result:
-        # DATA_PATH 4: load.
+        # 5. Load the data, once per study, and measure the model as it came.
         study, strategy, task, data = self._load(job)
         whole, initial = initial_blocks(task, study.study.seed)
         request = strategy.request(whole, task.head(whole.names))
@@ -61,7 +61,7 @@ class Trainer:
         metrics = _measure(strategy, site)
         row: dict[str, int] = {}
         if job.kind == "train":
-            # DATA_PATH 5: train and select the blocks that may leave.
+            # 6. Train, and select the blocks that may leave.
             update = strategy.fit(site)
             _require_finite(site)
             row = dict(strategy.row(site))

@@ -1,0 +1,115 @@
+"""Kill a node, or the coordinator, at every point of a round: the study finishes and no committed round is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from secure_fl import protect
+from secure_fl.record import StudyRecord
+from tests.support.federation import Faults, Federation, Killed
+
+PROTECTIONS = ("none", "double")
+PHASES = {"none": ("upload",), "double": ("advertise", "upload", "reveal")}
+
+NODE_POINTS = [
+    (protection, point)
+    for protection in PROTECTIONS
+    for point in (
+        "study_offer",
+        "download",
+        "train",
+        *(f"{where}:{phase}" for phase in PHASES[protection] for where in ("announce", "before", "after")),
+    )
+]
+
+COORDINATOR_POINTS = [
+    (protection, point, occurrence)
+    for protection in PROTECTIONS
+    for point, occurrence in (
+        ("before:begin_attempt", 1),
+        ("after:begin_attempt", 2),
+        *((f"{when}:add_answer", n) for when in ("before", "after") for n in range(1, 4 * len(PHASES[protection]) + 1, 3)),
+        *((f"{when}:close_phase", n + 1) for when in ("before", "after") for n in range(len(PHASES[protection]))),
+        ("before:commit_round", 1),
+        ("after:commit_round", 2),
+        ("before:end_study", 1),
+    )
+]
+
+
+@pytest.fixture(autouse=True)
+def _double() -> None:
+    protect.register("double", "tests.library.double:OneTimePad")
+
+
+def federation(folder: Path, protection: str) -> Federation:
+    """Four sites, two rounds."""
+    return Federation(folder, {"protection": {"kind": protection}, "strategy": {"name": "fedavg"}})
+
+
+async def undisturbed(folder: Path, protection: str) -> tuple[StudyRecord, bytes]:
+    """The same study without faults."""
+    fed = federation(folder, protection)
+    for name in fed.names:
+        fed.start_node(name)
+    record = await fed.coordinate()
+    await fed.close()
+    assert record is not None
+    return record, fed.model()
+
+
+def require_finished(record: StudyRecord | None, fed: Federation) -> StudyRecord:
+    """Every planned round is committed, in order."""
+    assert record is not None, fed.events[-3:]
+    assert record.outcome == "finished"
+    assert [r.number for r in record.rounds if r.kind == "train"] == [1, 2]
+    return record
+
+
+@pytest.mark.parametrize(("protection", "point"), NODE_POINTS)
+def test_a_node_killed_anywhere_rejoins_and_the_study_finishes(tmp_path: Path, protection: str, point: str) -> None:
+    async def scenario() -> None:
+        fed = federation(tmp_path / "run", protection)
+        faults = Faults(point)
+        for name in fed.names[1:]:
+            fed.start_node(name)
+        fed.start_node(fed.names[0], faults)
+        study = asyncio.create_task(fed.coordinate())
+        await asyncio.wait_for(faults.fired.wait(), 20)
+        fed.start_node(fed.names[0])
+        record = require_finished(await study, fed)
+        assert all(len(r.cohort) >= 3 for r in record.rounds)
+        await fed.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+@pytest.mark.parametrize(("protection", "point", "occurrence"), COORDINATOR_POINTS)
+def test_a_coordinator_killed_anywhere_resumes_to_the_same_model(
+    tmp_path: Path, protection: str, point: str, occurrence: int
+) -> None:
+    async def scenario() -> None:
+        expected, model = await undisturbed(tmp_path / "calm", protection)
+        fed = federation(tmp_path / "run", protection)
+        for name in fed.names:
+            fed.start_node(name)
+        with pytest.raises(Killed):
+            await fed.coordinate(Faults(point, occurrence))
+        committed = len([kind for kind, _ in fed.events if kind == "round-committed"])
+        record = require_finished(await fed.coordinate(), fed)
+        assert len(record.rounds) >= committed
+        assert [r.cohort for r in record.rounds] == [r.cohort for r in expected.rounds]
+        # Nothing was lost and nothing counted twice: the same integers were summed, so the model is the same.
+        assert fed.model() == model
+        await fed.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_the_matrix_covers_every_phase() -> None:
+    for protection in PROTECTIONS:
+        kinds = protect.resolve(protection)
+        assert tuple(kinds.phases(next(iter(kinds.serves)))) == PHASES[protection]

@@ -1,0 +1,283 @@
+"""A federation in one process whose links, stores and trainers can fail exactly where a test wants them to.
+
+Everything here stands at a seam production has too: a `Connector`, a `Store`, an `Executor`. A killed node is one whose
+calls never return again and whose stream has ended, which is all that the rest of the world can see of a kill −9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from coordinator.service import Coordinator
+from coordinator.store import Store
+from node.config import NodeFile
+from node.jobs import Job, Result, layout_from_json
+from node.service import Node
+from node.store import save_blocks
+from secure_fl.errors import NetworkError
+from secure_fl.metrics import SiteMetrics
+from secure_fl.record import StudyRecord
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.simulation.workspace import Workspace, prepare
+from secure_fl.study import Study
+from secure_fl.transport.base import CoordinatorLink, FederationService
+from secure_fl.transport.local import LocalLink
+
+
+class Killed(BaseException):
+    """The coordinator was killed here."""
+
+
+@dataclass
+class Faults:
+    """Kills a party when it reaches a named point for the n-th time."""
+
+    point: str = ""
+    occurrence: int = 1
+    seen: dict[str, int] = field(default_factory=dict)
+    fired: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def reaches(self, point: str) -> bool:
+        """Whether this is the moment."""
+        self.seen[point] = self.seen.get(point, 0) + 1
+        return point == self.point and self.seen[point] == self.occurrence and not self.fired.is_set()
+
+
+class FakeTraining:
+    """Deterministic updates without torch, so that a matrix of faults runs in seconds."""
+
+    def __init__(self, faults: Faults | None = None, *, poison: Callable[[Job], float] | None = None) -> None:
+        self._faults = faults or Faults()
+        self._poison = poison
+
+    async def run(self, job: Job) -> Result:
+        """Write an update that depends on site, round and received model."""
+        await asyncio.sleep(0)
+        if self._faults.reaches("train"):
+            self._faults.fired.set()
+            await asyncio.Event().wait()
+        if job.kind == "train":
+            layout = layout_from_json(job.layout)
+            received = layout.unflatten(Path(job.received).read_bytes())
+            seed = int.from_bytes(hashlib.sha256(f"{job.me}/{job.round}".encode()).digest()[:8], "little")
+            rng = np.random.default_rng(seed)
+            update = {
+                name: (rng.uniform(-0.5, 0.5, vector.size) - 0.1 * vector).astype("<f4")
+                for name, vector in received.items()
+            }
+            if self._poison is not None:
+                update = {name: vector * np.float32(self._poison(job)) for name, vector in update.items()}
+            save_blocks(Path(job.update_to), update)
+        return Result(samples=100, metrics=SiteMetrics(samples=100, accuracy=0.5, loss=1.0), row={})
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+class FaultyLink:
+    """A link that dies with its node."""
+
+    def __init__(self, inner: LocalLink, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+        self._pump: asyncio.Task[None] | None = None
+
+    async def session(self, outgoing: AsyncIterator[pb.NodeMessage]) -> AsyncIterator[pb.CoordinatorMessage]:
+        """Forward; at a point named `announce:<phase>` or `offer` the node dies on receipt."""
+        queue: asyncio.Queue[pb.CoordinatorMessage | BaseException | None] = asyncio.Queue()
+        self._pump = asyncio.create_task(self._forward(outgoing, queue))
+        while (item := await queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            body = str(item.WhichOneof("body"))
+            point = f"announce:{item.announcement.phase}" if body == "announcement" else body
+            await self._maybe_die(point)
+            yield item
+
+    async def _forward(
+        self,
+        outgoing: AsyncIterator[pb.NodeMessage],
+        queue: asyncio.Queue[pb.CoordinatorMessage | BaseException | None],
+    ) -> None:
+        try:
+            async for message in self._inner.session(outgoing):
+                queue.put_nowait(message)
+        except Exception as error:  # noqa: BLE001
+            queue.put_nowait(error)
+        queue.put_nowait(None)
+
+    async def upload(self, parts: AsyncIterator[pb.UploadPart], *, timeout: float) -> pb.UploadReceipt:
+        """Die before the upload is forwarded, or after it was and before the receipt arrives."""
+        collected = [part async for part in parts]
+        phase = collected[0].header.phase
+        await self._maybe_die(f"before:{phase}")
+        try:
+            receipt = await self._inner.upload(_iterate(collected), timeout=timeout)
+        except Killed:
+            raise NetworkError("the coordinator died") from None
+        await self._maybe_die(f"after:{phase}")
+        return receipt
+
+    async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:
+        """Die at the first chunk."""
+        async for chunk in self._inner.download(request, timeout=timeout):
+            await self._maybe_die("download")
+            yield chunk
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def _maybe_die(self, point: str) -> None:
+        if self._faults.reaches(point):
+            if self._pump is not None:
+                self._pump.cancel()
+            self._faults.fired.set()
+            await asyncio.Event().wait()
+
+
+async def _iterate(parts: list[pb.UploadPart]) -> AsyncIterator[pb.UploadPart]:
+    for part in parts:
+        yield part
+
+
+class FaultyStore(Store):
+    """A store at which the coordinator is killed before or after a transaction."""
+
+    def __init__(self, url: str, faults: Faults) -> None:
+        super().__init__(url)
+        self.faults = faults
+
+
+def _faulty(name: str) -> Callable[..., Any]:
+    method = getattr(Store, name)
+
+    def call(self: FaultyStore, *args: Any, **kwargs: Any) -> Any:
+        if self.faults.reaches(f"before:{name}"):
+            raise Killed
+        result = method(self, *args, **kwargs)
+        if self.faults.reaches(f"after:{name}"):
+            raise Killed
+        return result
+
+    return call
+
+
+for _name in ("begin_attempt", "add_answer", "close_phase", "commit_round", "end_study", "add_model"):
+    setattr(FaultyStore, _name, _faulty(_name))
+
+
+class Federation:
+    """One coordinator and a roster of nodes on temporary folders."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], *, nodes: int = 4) -> None:
+        settings = {"study": {"rounds": 2}, "simulation": {"nodes": nodes}, **settings}
+        settings.setdefault("rounds", {"deadline": 20, "phase_deadline": 20, "gather": 3})
+        self.workspace: Workspace = prepare(folder, Study.parse(settings), policy={})
+        self.workspace.point_nodes_at(0)
+        self.study = self.workspace.study
+        self.names = tuple(self.study.study.roster)
+        self.services: list[FederationService | None] = [None]
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    # --- coordinator ------------------------------------------------------------------------------------------
+
+    async def coordinate(self, faults: Faults | None = None) -> StudyRecord | None:
+        """Run a coordinator until the study ends; raises `Killed` where the faults say so."""
+        state = self.workspace.coordinator_state
+        state.mkdir(parents=True, exist_ok=True)
+        store = FaultyStore(f"sqlite:///{state / 'coordinator.sqlite'}", faults or Faults())
+        coordinator = Coordinator(
+            state,
+            store=store,
+            heartbeat=0.5,
+            grace=0.5,
+            listener=lambda kind, fields: self.events.append((kind, dict(fields))),
+        )
+        runners = coordinator.resume()
+        added = coordinator.add(self.study)
+        runners += [added] if added else []
+        self.services[0] = coordinator.hub
+        try:
+            records = await self._run_until_killed(coordinator, runners, store)
+            await coordinator.hub.drain(2.0)
+        finally:
+            self.services[0] = None
+            coordinator.close()
+        return records[0] if records else None
+
+    async def _run_until_killed(self, coordinator: Coordinator, runners: Any, store: FaultyStore) -> list[StudyRecord]:
+        work = asyncio.ensure_future(coordinator.run(runners))
+        killed = asyncio.create_task(_watch(store.faults))
+        done, _ = await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
+        killed.cancel()
+        if work not in done:
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Killed):
+                await work
+            raise Killed
+        return work.result()
+
+    # --- nodes ------------------------------------------------------------------------------------------------
+
+    def start_node(self, name: str, faults: Faults | None = None, executor: Any = None) -> asyncio.Task[None]:
+        """Start a node from what is on its disk."""
+        faults = faults or Faults()
+        file = NodeFile.read(self.workspace.node_file(name))
+        node = Node(file, _Connector(self, file, faults), executor or FakeTraining(faults), until_done=True)
+        task = asyncio.create_task(node.run(), name=name)
+        self._tasks.append(task)
+        return task
+
+    async def close(self) -> None:
+        """Cancel whatever still runs, the blocked remains of killed nodes included."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- results ----------------------------------------------------------------------------------------------
+
+    def model(self) -> bytes:
+        """The last checkpoint."""
+        return max((self.workspace.study_state / "checkpoints").glob("*.safetensors")).read_bytes()
+
+    def set_policy(self, name: str, **policy: Any) -> None:
+        """Rewrite one site's policy."""
+        import tomllib
+
+        path = self.workspace.node_file(name)
+        settings = tomllib.loads(path.read_text())
+        settings["policy"].update(policy)
+        path.write_bytes(tomli_w.dumps(settings).encode())
+
+
+async def _watch(faults: Faults) -> None:
+    """Notice a kill that happened inside an upload, where it does not surface in the study's own task."""
+    while not any(
+        faults.point == point and count >= faults.occurrence for point, count in faults.seen.items() if faults.point
+    ):
+        await asyncio.sleep(0.01)
+
+
+class _Connector:
+    def __init__(self, federation: Federation, file: NodeFile, faults: Faults) -> None:
+        self._federation = federation
+        self._certificate = file.credential().certificate
+        self._faults = faults
+
+    async def connect(self) -> CoordinatorLink:
+        service = self._federation.services[0]
+        if service is None:
+            raise NetworkError("no coordinator is running")
+        return FaultyLink(LocalLink(service, self._certificate), self._faults)
