@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from coordinator.config import CoordinatorFile
-from coordinator.events import ignore, print_json_lines
+from coordinator.events import failure, ignore, print_json_lines
 from coordinator.service import Coordinator
 from coordinator.servicer import start_server
 from secure_fl import lifeline, logs
@@ -35,10 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         logs.configure(level=file.log.level, style=file.log.format)
         asyncio.run(_serve(file, events=options.events, until_done=options.until_done))
     except SecureFLError as error:
-        print_json_lines(
-            "failed",
-            {"code": error.code, "message": error.message, "hint": error.hint, "exit_code": error.exit_code},
-        ) if options.events else None
+        if options.events:
+            print_json_lines("failed", failure(error))
         sys.stderr.write(f"coordinator: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
         return error.exit_code
     return 0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.events import Listener, ignore
+from coordinator.events import Listener, failure, ignore
 from coordinator.hub import Hub
 from coordinator.rounds import StudyRunner
 from coordinator.store import Store
@@ -70,16 +70,7 @@ class Coordinator:
             return await runner.run()
         except SecureFLError as error:
             log.error("study %s ended: %s", runner.id[:12], error)
-            self._listener(
-                "study-failed",
-                {
-                    "study_id": runner.id,
-                    "code": error.code,
-                    "message": error.message,
-                    "hint": error.hint,
-                    "exit_code": error.exit_code,
-                },
-            )
+            self._listener("study-failed", {"study_id": runner.id, **failure(error)})
             return None
 
     def _runner(self, study: Study, outcome: str, reason: str) -> StudyRunner:

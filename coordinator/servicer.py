@@ -79,8 +79,10 @@ class Servicer(FederationServicer):
 async def start_server(hub: Hub, file: CoordinatorFile) -> tuple[grpc.aio.Server, int]:
     """Listen with mutual TLS; returns the server and its port. Raises `PortInUseError`."""
     credential = file.credential()
+    trust = file.trust()
+    trust.check(credential.certificate, role="coordinator", now=utc_now())
     server = grpc.aio.server(options=_OPTIONS)
-    add_FederationServicer_to_server(Servicer(hub, file.trust()), server)  # type: ignore[no-untyped-call]
+    add_FederationServicer_to_server(Servicer(hub, trust), server)  # type: ignore[no-untyped-call]
     tls = grpc.ssl_server_credentials(
         [(credential.tls_key.reveal(), credential.certificate.pem)],
         root_certificates=file.ca_pem(),

@@ -90,10 +90,13 @@ class GrpcConnector:
         channel = grpc.aio.secure_channel(self._file.node.coordinator, credentials, options=_options(proxy))
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                await channel.channel_ready()
-        except TimeoutError:
+                await _ready(channel)
+        except (TimeoutError, NetworkError):
             await channel.close()
-            raise NetworkError(f"{self._file.node.coordinator} does not complete a TLS connection") from None
+            raise NetworkError(
+                f"{self._file.node.coordinator} was reached but does not complete a mutual TLS connection",
+                advice="is this site's certificate valid, and issued by the coordinator's consortium?",
+            ) from None
         return GrpcLink(channel)
 
     def _proxy(self) -> str | None:
@@ -104,6 +107,16 @@ class GrpcConnector:
             return None
         proxies = getproxies()
         return proxies.get("https") or proxies.get("all")
+
+
+async def _ready(channel: grpc.aio.Channel) -> None:
+    """Wait for the handshake; unlike gRPC's own wait, take the first failure for an answer."""
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            raise NetworkError("the handshake failed")
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)
 
 
 def _options(proxy: str | None) -> list[tuple[str, str | int]]:

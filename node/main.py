@@ -14,6 +14,7 @@ from node.service import Node
 from node.worker import WorkerProcess
 from secure_fl import lifeline, logs
 from secure_fl.errors import SecureFLError
+from secure_fl.identity.certificates import utc_now
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _serve(file: NodeFile, *, until_done: bool) -> None:
+    # The coordinator would refuse these too, but only as a broken handshake; here the reason has a name.
+    file.trust().check(file.credential().certificate, role="node", now=utc_now())
     node = Node(file, GrpcConnector(file), WorkerProcess(), until_done=until_done)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from node.jobs import Job, Result
 from secure_fl import lifeline, logs
-from secure_fl.errors import SecureFLError, TrainingError, by_code
+from secure_fl.errors import SecureFLError, TrainingError, rebuild
 
 if TYPE_CHECKING:
     from node.training import Trainer
@@ -93,10 +93,7 @@ class WorkerProcess:
 def _unpack(line: bytes) -> Result:
     values = json.loads(line)
     if "error" in values:
-        cls = by_code(values["error"])
-        error = cls.__new__(cls)
-        SecureFLError.__init__(error, values["message"], advice=values["hint"])
-        raise error
+        raise rebuild(values["error"], values["message"], advice=values["hint"])
     return Result.from_json(values["result"])
 
 

@@ -144,9 +144,10 @@ class Layout:
 
     def unflatten(self, raw: bytes | memoryview | npt.NDArray[np.uint8]) -> dict[str, Vector]:
         """The inverse of `flatten` (views into `raw`, no copy)."""
-        flat = np.frombuffer(raw, dtype=DTYPE)
-        if flat.size != self.size:
-            raise LayoutMismatchError(f"{flat.size} values arrived; the model has {self.size}")
+        octets = np.frombuffer(raw, dtype=np.uint8)
+        if octets.size != self.size * DTYPE.itemsize:
+            raise LayoutMismatchError(f"{octets.size} bytes arrived; the model has {self.size} values of 4 bytes")
+        flat = octets.view(DTYPE)
         blocks: dict[str, Vector] = {}
         offset = 0
         for shape in self.shapes:

@@ -241,3 +241,11 @@ def by_code(code: str) -> type[SecureFLError]:
             return cls
         pending.extend(cls.__subclasses__())
     return SecureFLError
+
+
+def rebuild(code: str, message: str, *, advice: str | None = None) -> SecureFLError:
+    """An error that another process reported. Subclasses differ in their arguments, so none of them is called."""
+    cls = by_code(code)
+    error = cls.__new__(cls)
+    SecureFLError.__init__(error, message, advice=advice)
+    return error

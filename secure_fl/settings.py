@@ -14,6 +14,8 @@ from secure_fl.errors import SettingsError, UnknownNameError
 
 M = TypeVar("M", bound="Settings")
 
+_DEPTH = 16  # sections in a file, and lists or tables as values of a task's own settings
+
 
 class Settings(BaseModel):
     """Base of every section: immutable, unknown keys refused, no silent conversion."""
@@ -29,18 +31,18 @@ class Settings(BaseModel):
             raise _explain(cls, error, where) from None
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The table in `path`; `SettingsError` when it is missing or malformed."""
+def read_toml(path: Path, *, missing: str = "check the path") -> dict[str, Any]:
+    """The table in `path`; `SettingsError` when it is malformed or, with `missing` as advice, not there."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SettingsError(
-            f"{path}: no such file", advice="`secure-fl study new` writes a study to start from"
-        ) from None
+        raise SettingsError(f"{path}: no such file", advice=missing) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read ({type(error).__name__})") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: not valid TOML: nested too deeply") from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -63,7 +65,7 @@ def set_dotted(table: dict[str, Any], assignment: str) -> None:
         raise SettingsError(f"--set {assignment!r}: expected key=value", advice="for example --set strategy.epochs=2")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = text
     *sections, last = key.strip().split(".")
     for section in sections:
@@ -73,12 +75,15 @@ def set_dotted(table: dict[str, Any], assignment: str) -> None:
     table[last] = value
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: Any, depth: int = 0) -> Any:
     """TOML and JSON arrays as tuples, so that frozen values are frozen all the way down."""
+    if depth > _DEPTH:
+        # A study comes from the coordinator: no offer may exhaust the stack of the site that reads it.
+        raise SettingsError("the settings are nested too deeply")
     if isinstance(value, Mapping):
-        return {key: _tuples(item) for key, item in value.items()}
+        return {key: _tuples(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return tuple(_tuples(item) for item in value)
+        return tuple(_tuples(item, depth + 1) for item in value)
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from secure_fl import limits, protect, strategies
-from secure_fl.errors import CohortTooSmallError, SettingsError
+from secure_fl.errors import SettingsError
 from secure_fl.protect.base import Protection, RequestKind
 from secure_fl.protect.cohort import smallest_cohort
 from secure_fl.protect.fixed_point import FixedPoint
@@ -70,6 +70,16 @@ class _Named(Settings):
             return values
         own = {key: value for key, value in values.items() if key in cls.model_fields}
         return {**own, "settings": {key: value for key, value in values.items() if key not in own}}
+
+    @field_validator("settings")
+    @classmethod
+    def _plain_values(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        # The canonical form writes NaN, infinity and "nothing" alike: studies that differ would share an id.
+        try:
+            json.dumps(settings, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError("settings are text, booleans, finite numbers, and lists and tables of them") from None
+        return settings
 
 
 class TaskSection(_Named):
@@ -157,7 +167,12 @@ class Study(Settings):
     @classmethod
     def read(cls, path: Path) -> Self:
         """The study in a TOML file."""
-        return cls.parse(read_toml(path))
+        return cls.parse(cls.read_table(path))
+
+    @staticmethod
+    def read_table(path: Path) -> dict[str, Any]:
+        """A study file's content, not validated yet."""
+        return read_toml(path, missing="`secure-fl study new` writes a study to start from")
 
     @classmethod
     def from_canonical(cls, settings: bytes) -> Self:
@@ -234,5 +249,8 @@ class Study(Settings):
             )
         sites = len(self.study.roster) if nodes is None else nodes
         if sites and sites < self.min_cohort(kind):
-            raise CohortTooSmallError(have=sites, need=self.min_cohort(kind), what="roster")
+            raise SettingsError(
+                f"{sites} sites, but nothing is opened with fewer than {self.min_cohort(kind)} contributors",
+                advice="enrol more sites (in a simulation: --nodes)",
+            )
         self.codec().require_room(contributors=max(sites, 1), ring_bits=32)

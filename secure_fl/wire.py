@@ -90,6 +90,7 @@ def check_coordinator_message(message: pb.CoordinatorMessage) -> None:
     require(body is not None, "an empty message")
     if body not in ("welcome", "heartbeat"):
         check_study_id(message.study_id)
+    require(len(message.welcome.software) <= limits.NAME_CHARS, "a software name is too long")
     require(len(message.study_offer.settings) <= limits.SETTINGS_BYTES, "a study is too long")
     if body == "announcement":
         _check_announcement(message.announcement)
@@ -99,11 +100,13 @@ def check_coordinator_message(message: pb.CoordinatorMessage) -> None:
 
 def _check_announcement(message: pb.PhaseAnnouncement) -> None:
     require(is_name(message.phase), "a phase has no proper name")
-    require(message.kind != pb.ROUND_KIND_UNSPECIFIED, "a round has no kind")
+    # Enums of proto3 are open: a number without a name arrives as it was sent.
+    require(message.kind in (pb.ROUND_KIND_TRAIN, pb.ROUND_KIND_EVALUATE), "a round has no known kind")
     require(0 < len(message.invited) <= limits.NODES, "a round invites too few or too many nodes")
     require(all(is_name(name) for name in message.invited), "a node has no proper name")
     require(len(set(message.invited)) == len(message.invited), "a node is invited twice")
     check_payload(message.payload)
+    require(message.payload.phase == message.phase, "payload and announcement disagree on the phase")
     if message.HasField("bulk"):
         check_object(message.bulk)
     require(len(message.model.digest) == limits.DIGEST_BYTES, "a model has no digest")

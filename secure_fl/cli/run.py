@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from secure_fl.cli.progress import RunProgress, human
-from secure_fl.settings import read_toml, set_dotted
+from secure_fl.settings import set_dotted
 from secure_fl.study import Study
 
 
@@ -41,7 +40,7 @@ def run(
 
     Example: secure-fl run --nodes 5 --rounds 3 --strategy fedper --set simulation.partition=dirichlet
     """
-    table: dict[str, Any] = read_toml(study) if study else {}
+    table: dict[str, Any] = Study.read_table(study) if study else {}
     for key, value in {
         "simulation.nodes": nodes,
         "study.rounds": rounds,

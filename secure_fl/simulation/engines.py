@@ -119,8 +119,8 @@ async def run_processes(workspace: Workspace, listener: Listener) -> None:
         if watch.reason is not None:
             raise watch.reason
         if code != 0:
-            listener("failed", {"code": "Coordinator", "message": f"the coordinator left with exit code {code}",
-                                "hint": f"see {folder / 'coordinator.log'}", "exit_code": 7})  # fmt: skip
+            hint = f"see {folder / 'coordinator.log'}"
+            listener("died", {"message": f"the coordinator left with exit code {code}", "hint": hint})
 
 
 class _Watch:
@@ -150,7 +150,7 @@ class _Watch:
         if len(self._alive) < self._workspace.study.min_cohort(RequestKind.SUM):
             log = self._workspace.node_folder(name) / "node.log"
             self.reason = StudyAbortedError(
-                f"{name} left with exit code {code} and too few sites remain: {last_line(log)}",
+                f"{name} left with exit code {code} and too few sites remain: {last_complaint(log, '')}",
                 advice=f"see {log}",
             )
             with contextlib.suppress(ProcessLookupError):
@@ -213,10 +213,10 @@ async def _events(process: asyncio.subprocess.Process) -> AsyncIterator[tuple[st
         yield fields.pop("event"), fields
 
 
-def last_line(path: Path) -> str:
-    """The last thing a log says."""
+def last_complaint(path: Path, wanted: str) -> str:
+    """The last line of a log that says `wanted`, without its time and logger."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return lines[-1].strip() if lines else ""
+    return next((line.split(": ", 1)[-1].strip() for line in reversed(lines) if wanted in line), "")

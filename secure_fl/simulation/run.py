@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from secure_fl.errors import SecureFLError, StudyAbortedError
+from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
 from secure_fl.files import write_atomically
+from secure_fl.protect.base import RequestKind
 from secure_fl.record import StudyRecord
 from secure_fl.report import render
 from secure_fl.settings import require_known
-from secure_fl.simulation.engines import Listener, last_line, run_processes, run_threads
+from secure_fl.simulation.engines import Listener, last_complaint, run_processes, run_threads
 from secure_fl.simulation.summary import summarise
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study import Study
@@ -38,7 +39,7 @@ def run(
     asyncio.run(ENGINES[engine](workspace, troubles.listen))
     record = _load_record(workspace)
     if record is None or record.outcome != "finished":
-        raise troubles.explain(record)
+        raise troubles.explain()
     report = folder / "report.html"
     summary = summarise(record, engine=engine, seconds=time.monotonic() - started, report=str(report))
     workspace.collect()
@@ -62,27 +63,27 @@ class _Troubles:
         self._workspace = workspace
         self._listener = listener
         self._nodes: dict[str, str] = {}
-        self._failure: dict[str, Any] = {}
+        self._failure: SecureFLError | None = None
 
     def listen(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Pass an event on, and remember it if it is bad news."""
+        self._listener(kind, fields)
         if kind in ("sat-out", "refused"):
             self._nodes[fields["node"]] = fields["reason"]
-        if kind in ("study-failed", "failed"):
-            self._failure = dict(fields)
-        self._listener(kind, fields)
-        if kind == "refused" and len(self._nodes) > len(self._workspace.study.study.roster) - 3:
-            raise self.explain(None)
+        if kind in ("study-failed", "failed", "died") and self._failure is None:
+            code = fields.get("code", "StudyAborted")
+            self._failure = rebuild(code, fields["message"], advice=fields["hint"])
+        study = self._workspace.study
+        if kind == "refused" and len(study.study.roster) - len(self._nodes) < study.min_cohort(RequestKind.SUM):
+            raise self.explain()
 
-    def explain(self, record: StudyRecord | None) -> SecureFLError:
+    def explain(self) -> SecureFLError:
         """One line: what failed, and what the first troubled node had to say."""
-        failure = self._failure.get("message") or (record and record.reason) or "the study did not finish"
-        error = StudyAbortedError(str(failure), advice=self._failure.get("hint"))
+        failure = self._failure or StudyAbortedError("the study did not finish")
         for name, reason in self._nodes.items():
             log = self._workspace.node_folder(name) / "node.log"
-            said = last_line(log).split(": ", 2)[-1] or reason
-            error.args = (f"{failure}; {name} says {reason}: {said}",)
-            error.message = error.args[0]
-            error.hint = f"see {log if log.exists() else self._workspace.folder / 'run.log'}"
-            break
-        return error
+            log = log if log.exists() else self._workspace.folder / "run.log"
+            said = last_complaint(log, "sitting out: ") or last_complaint(log, "refusing study")
+            text = f"{failure.message}; {name} says {reason}" + (f": {said}" if said else "")
+            return rebuild(failure.code, text, advice=f"see {log}")
+        return failure

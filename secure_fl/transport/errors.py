@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from secure_fl.errors import NetworkError, SecureFLError, by_code
+from secure_fl.errors import NetworkError, SecureFLError, rebuild
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.wire import parse
 
@@ -51,7 +51,4 @@ def error_from_status(error: grpc.aio.AioRpcError) -> SecureFLError:
 
 def remote_error(code: str) -> SecureFLError:
     """An error the other side reported by its code."""
-    cls = by_code(code)
-    error = cls.__new__(cls)  # Subclasses differ in their arguments; a remote error has only its code.
-    SecureFLError.__init__(error, f"the coordinator answered: {code}")
-    return error
+    return rebuild(code, f"the coordinator answered: {code}")

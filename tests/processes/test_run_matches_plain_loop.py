@@ -35,9 +35,7 @@ def plain_loop() -> tuple[float, dict[str, Vector]]:
     layout, model = initial_blocks(task, SEED)
     start = dict(model)
     partition = STUDY.simulation.partition_settings()
-    data = [
-        task.load(Source(share=Share(index=i, of=NODES, partition=partition, seed=SEED))) for i in range(NODES)
-    ]
+    data = [task.load(Source(share=Share(index=i, of=NODES, partition=partition, seed=SEED))) for i in range(NODES)]
 
     def site(index: int, number: int) -> Site:
         seed = training_seed(SEED, f"site-{index + 1:02d}", number)

@@ -31,7 +31,7 @@ COORDINATOR_POINTS = [
     for point, occurrence in (
         ("before:begin_attempt", 1),
         ("after:begin_attempt", 2),
-        *((f"{when}:add_answer", n) for when in ("before", "after") for n in range(1, 4 * len(PHASES[protection]) + 1, 3)),
+        *((f"{when}:add_answer", n) for when in ("before", "after") for n in range(1, 4 * len(PHASES[protection]), 3)),
         *((f"{when}:close_phase", n + 1) for when in ("before", "after") for n in range(len(PHASES[protection]))),
         ("before:commit_round", 1),
         ("after:commit_round", 2),

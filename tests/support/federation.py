@@ -67,7 +67,7 @@ class FakeTraining:
             await asyncio.Event().wait()
         if job.kind == "train":
             layout = layout_from_json(job.layout)
-            received = layout.unflatten(Path(job.received).read_bytes())
+            received = layout.unflatten(Path(job.received).read_bytes())  # noqa: ASYNC240
             seed = int.from_bytes(hashlib.sha256(f"{job.me}/{job.round}".encode()).digest()[:8], "little")
             rng = np.random.default_rng(seed)
             update = {
@@ -111,11 +111,11 @@ class FaultyLink:
         try:
             async for message in self._inner.session(outgoing):
                 queue.put_nowait(message)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             queue.put_nowait(error)
         queue.put_nowait(None)
 
-    async def upload(self, parts: AsyncIterator[pb.UploadPart], *, timeout: float) -> pb.UploadReceipt:
+    async def upload(self, parts: AsyncIterator[pb.UploadPart], *, timeout: float) -> pb.UploadReceipt:  # noqa: ASYNC109
         """Die before the upload is forwarded, or after it was and before the receipt arrives."""
         collected = [part async for part in parts]
         phase = collected[0].header.phase
@@ -127,7 +127,7 @@ class FaultyLink:
         await self._maybe_die(f"after:{phase}")
         return receipt
 
-    async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:
+    async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:  # noqa: ASYNC109
         """Die at the first chunk."""
         async for chunk in self._inner.download(request, timeout=timeout):
             await self._maybe_die("download")
@@ -264,9 +264,7 @@ class Federation:
 
 async def _watch(faults: Faults) -> None:
     """Notice a kill that happened inside an upload, where it does not surface in the study's own task."""
-    while not any(
-        faults.point == point and count >= faults.occurrence for point, count in faults.seen.items() if faults.point
-    ):
+    while not faults.point or faults.seen.get(faults.point, 0) < faults.occurrence:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 

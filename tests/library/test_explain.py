@@ -1,0 +1,66 @@
+"""`study show`: a site operator is told what leaves and who learns it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from secure_fl.explain import explain
+from tests.library.rosters import study
+
+
+def text(**sections: dict[str, Any]) -> str:
+    """All sentences of the study's explanation."""
+    return "\n".join(sentence for part in explain(study(**sections)) for sentence in (part.heading, *part.sentences))
+
+
+def test_none_is_called_unsafe() -> None:
+    assert "UNSAFE: the coordinator sees every site's update in the clear." in text()
+
+
+@pytest.mark.parametrize(("protection", "minimum"), [({}, 3), ({"colluders": 4}, 6), ({"min_cohort": 9}, 9)])
+def test_the_minimum_cohort_is_named(protection: dict[str, Any], minimum: int) -> None:
+    assert f"Nothing is opened with fewer than {minimum} contributors" in text(protection=protection)
+
+
+@pytest.mark.parametrize(
+    ("share", "sentence"),
+    [
+        ("none", "No accuracy or loss leaves the site."),
+        ("aggregate", "Accuracy and loss leave only inside the same protected sum as the model."),
+        ("per-node", "Each site's accuracy, loss and number of samples are sent to the coordinator in the clear."),
+    ],
+)
+def test_metrics_are_explained_per_mode(share: str, sentence: str) -> None:
+    explained = text(metrics={"share": share})
+    assert sentence in explained
+    others = ("No accuracy or loss", "Accuracy and loss leave only", "Each site's accuracy")
+    assert sum(other in explained for other in others) == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sentence"),
+    [
+        ("fedavg", "in the blocks features, hidden, head."),
+        ("fedprox", "in the blocks features, hidden, head."),
+        ("fedper", "in the blocks features, hidden."),
+        ("local", "Per round: 0 of "),
+    ],
+)
+def test_the_blocks_that_leave_are_named(strategy: str, sentence: str) -> None:
+    assert sentence in text(strategy={"name": strategy})
+
+
+def test_the_agreement_and_its_limits_are_named() -> None:
+    parsed = study(protection={"clip": 0.25, "bits": 12})
+    explained = text(protection={"clip": 0.25, "bits": 12})
+    assert parsed.id in explained
+    assert "clipped to ±0.25" in explained
+    assert "rounded to 12 bits" in explained
+    assert "ε per round is not bounded" in explained
+
+
+def test_weights_are_explained() -> None:
+    assert "its number of samples does not leave" in text()
+    assert "min(1, samples/500)" in text(protection={"reference_samples": 500})

@@ -1,0 +1,55 @@
+"""`python -m tests.support.party coordinator|node FILE …`: the real process, with the test protection registered.
+
+With SECURE_FL_TEST_PAUSE=<phase> a node stops dead in that phase, once, after leaving a marker file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from secure_fl import protect
+from secure_fl.protect.base import BlockSum, Contribution, Message, NodeHalf, RoundContext
+from secure_fl.randomness import Randomness
+from tests.library.double import OneTimePad
+
+
+class PausingPad(OneTimePad):
+    """The double, able to stop where a test wants to kill it."""
+
+    def node(self, context: RoundContext, me: str, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+        """The node half, wrapped."""
+        return _Pausing(super().node(context, me, contribution, randomness))
+
+
+class _Pausing:
+    def __init__(self, inner: NodeHalf) -> None:
+        self._inner = inner
+
+    def answer(self, phase: str, message: Message) -> Message:
+        marker = Path(os.environ.get("SECURE_FL_TEST_MARK", "unused"))
+        if os.environ.get("SECURE_FL_TEST_PAUSE") == phase and not marker.exists():
+            marker.touch()
+            time.sleep(120)
+        return self._inner.answer(phase, message)
+
+    def combination(self) -> Mapping[str, BlockSum]:
+        return self._inner.combination()
+
+
+def main() -> int:
+    """Register the double and become the process."""
+    protect.register("double", "tests.support.party:PausingPad")
+    role, *arguments = sys.argv[1:]
+    if role == "coordinator":
+        from coordinator.main import main as run
+    else:
+        from node.main import main as run
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

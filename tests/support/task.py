@@ -1,0 +1,46 @@
+"""A task that trains in milliseconds: a line through points, different at every site."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from secure_fl.tasks.base import LocalData, Source, Split, Task, TaskSettings
+
+
+class LineSettings(TaskSettings):
+    """How slow to be, and how wide."""
+
+    pause: float = 0.0
+    marker: str = ""
+    width: int = 3
+    poison: str = ""
+
+
+class Line(Task):
+    """y = x·w on a hundred points."""
+
+    kind: ClassVar[Literal["classification", "regression"]] = "regression"
+    Settings = LineSettings
+    settings: LineSettings
+
+    def model(self) -> nn.Module:
+        """Two linear blocks."""
+        return nn.Sequential(nn.Linear(self.settings.width, 4), nn.Linear(4, 1))
+
+    def load(self, source: Source) -> LocalData:
+        """Points that depend on the site."""
+        index = source.share.index if source.share else 0
+        generator = torch.Generator().manual_seed(index)
+        x = torch.randn(100, self.settings.width, generator=generator)
+        y = x.sum(1, keepdim=True)
+        if self.settings.poison == f"site-{index + 1:02d}":
+            x = x * float("nan")
+        if self.settings.marker:
+            Path(self.settings.marker).parent.joinpath(f"training-{index + 1:02d}").touch()
+        time.sleep(self.settings.pause)
+        return LocalData(train=Split(inputs=x[:80], targets=y[:80]), test=Split(inputs=x[80:], targets=y[80:]))
