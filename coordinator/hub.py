@@ -144,6 +144,7 @@ class Hub:
         check_upload_header(header)
         runner = self._runner(peer, header.study_id)
         verify_upload(header, peer.signing_public)
+        await runner.settled()
         if runner.expect(peer.name, header):
             return pb.UploadReceipt(study_id=runner.id, upload_id=header.upload_id, duplicate=True)
         size = first.ByteSize()

@@ -93,6 +93,7 @@ class StudyRunner:
         self._protection = study.make_protection()
         self._lock = asyncio.Lock()  # one answer at a time enters the machine
         self._pulse = asyncio.Event()
+        self._settled = asyncio.Event()  # what the store remembers of a round under way has been replayed
         self._attempt: Attempt | None = None
         self._machine: RoundMachine | None = None
         self._answers: dict[tuple[str, str], StoredAnswer] = {}
@@ -297,6 +298,7 @@ class StudyRunner:
 
     async def _gather(self) -> tuple[str, ...]:
         """Wait for the roster, but not again for a site that was missing before, and never below the minimum."""
+        self._settled.set()
         roster = frozenset(self.study.study.roster)
         loop = asyncio.get_running_loop()
         patience = loop.time() + self.study.rounds.gather
@@ -338,6 +340,11 @@ class StudyRunner:
         return asyncio.get_running_loop().time() + seconds
 
     # --- what the hub tells us --------------------------------------------------------------------------------
+
+    async def settled(self) -> None:
+        """Wait until a restarted coordinator knows again which answers it waits for."""
+        if self.outcome == "running":
+            await self._settled.wait()
 
     def changed(self) -> None:
         """A session came or went."""
@@ -541,6 +548,7 @@ class StudyRunner:
         for (_, node), answer in self._answers.items():
             self.count(node, up=answer.bytes)
         self._away_since.clear()
+        self._settled.set()
 
     def _leave(self) -> None:
         self._attempt = self._machine = None

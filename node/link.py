@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from urllib.request import getproxies, proxy_bypass
 
 import grpc
@@ -21,6 +22,21 @@ from secure_fl.transport.errors import error_from_status
 _CONNECT_SECONDS = 20.0
 
 
+@contextmanager
+def _typed_errors() -> Iterator[None]:
+    """What gRPC raises, as what the session understands."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_from_status(error) from None
+    except asyncio.CancelledError:
+        # Closing a channel cancels the calls on it. That is a broken link; only a cancelled task is a cancellation.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise NetworkError("the link was closed in the middle of a call") from None
+
+
 class GrpcLink:
     """One channel: the session stream and, beside it, uploads and downloads."""
 
@@ -30,27 +46,21 @@ class GrpcLink:
 
     async def session(self, outgoing: AsyncIterator[pb.NodeMessage]) -> AsyncIterator[pb.CoordinatorMessage]:
         """The stream; it has no deadline, heartbeats watch over it."""
-        try:
+        with _typed_errors():
             async for message in self._stub.Session(outgoing):
                 yield message
-        except grpc.aio.AioRpcError as error:
-            raise error_from_status(error) from None
 
     async def upload(self, parts: AsyncIterator[pb.UploadPart], *, timeout: float) -> pb.UploadReceipt:  # noqa: ASYNC109
         """One answer."""
-        try:
+        with _typed_errors():
             receipt: pb.UploadReceipt = await self._stub.Upload(parts, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_status(error) from None
         return receipt
 
     async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:  # noqa: ASYNC109
         """One object."""
-        try:
+        with _typed_errors():
             async for chunk in self._stub.Download(request, timeout=timeout):
                 yield chunk
-        except grpc.aio.AioRpcError as error:
-            raise error_from_status(error) from None
 
     async def close(self) -> None:
         """Hang up."""
@@ -81,6 +91,8 @@ class GrpcConnector:
             fingerprint=self._file.node.fingerprint,
             timeout=_CONNECT_SECONDS,
             proxy=proxy,
+            certfile=self._file.certificate_path,
+            keyfile=self._file.key_path,
         )
         credentials = grpc.ssl_channel_credentials(
             root_certificates=pinned,

@@ -63,19 +63,25 @@ class Round:
         self._store = store
         self._first = announcement
         self._current = announcement
+        self._announced = {announcement.phase}
         self._asked: asyncio.Queue[pb.PhaseAnnouncement] = asyncio.Queue()
         self._timeout: asyncio.Timeout | None = None
         self._strategy = study.make_strategy()
         self._protection: Protection = study.make_protection()
         self._left_the_node = False
+        self._refusal = ""
+        self._finished = False
 
     def announce(self, announcement: pb.PhaseAnnouncement) -> None:
         """A further phase, or the same one again because the coordinator did not get the answer."""
-        if announcement.phase == self._current.phase:
-            if self._timeout is not None:
-                self._timeout.reschedule(_deadline(announcement))
+        if self._refusal:
+            self._sit_out(self._refusal)  # It may have been lost with the link.
             return
-        self._asked.put_nowait(announcement)
+        if announcement.phase not in self._announced:
+            self._announced.add(announcement.phase)
+            self._asked.put_nowait(announcement)
+        elif announcement.phase == self._current.phase:
+            self._allow(announcement)
 
     async def run(self) -> None:
         """Take part; whatever goes wrong, the node sits out and says only the error's code."""
@@ -84,6 +90,7 @@ class Round:
                 await self._take_part()
         except TimeoutError:
             log.warning("%s: too slow for the deadline; left out", self._label())
+            self._refusal = "LateMessage"
         except SecureFLError as error:
             log.warning(
                 "%s: sitting out: %s%s",
@@ -95,6 +102,8 @@ class Round:
         except Exception:
             log.exception("%s: sitting out after an unexpected error", self._label())
             self._sit_out("SecureFL")
+        finally:
+            self._finished = True
 
     async def _take_part(self) -> None:
         announcement = self._first
@@ -213,13 +222,19 @@ class Round:
             await self._site.session.upload(header, answer.bulk)
 
     async def _next_phase(self, phase: str) -> None:
+        # Waiting for others is no fault of this node: the coordinator announces, or closes the round.
+        self._allow(None)
         announcement = await self._asked.get()
         self._site.policy.check_announcement(self._study, announcement)
         if announcement.phase != phase or announcement.model.digest != self._first.model.digest:
             raise ProtectionError(f"phase {announcement.phase!r} was announced where {phase!r} follows")
         self._current = announcement
-        if self._timeout is not None:
-            self._timeout.reschedule(_deadline(announcement))
+        self._allow(announcement)
+
+    def _allow(self, announcement: pb.PhaseAnnouncement | None) -> None:
+        """Let the node take as long as the announcement says, from now."""
+        if self._timeout is not None and not self._finished:
+            self._timeout.reschedule(None if announcement is None else _deadline(announcement))
 
     async def _question(self) -> Message:
         """What the coordinator says in the current phase, bulk fetched and checked."""
@@ -307,6 +322,7 @@ class Round:
         return f"{self._first.round}-{self._first.attempt}"
 
     def _sit_out(self, code: str) -> None:
+        self._refusal = code
         body = pb.SitOut(round=self._first.round, attempt=self._first.attempt, reason=code)
         self._site.session.say(pb.NodeMessage(study_id=self._study.id, sit_out=body))
 

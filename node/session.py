@@ -52,27 +52,26 @@ class Session:
         self._link: CoordinatorLink | None = None
         self._connected = asyncio.Event()
         self._stop = asyncio.Event()
+        self._pause = _FIRST_PAUSE
 
     async def run(self) -> None:
         """Connect, converse, and on a broken link begin again; identity errors end it."""
-        pause = _FIRST_PAUSE
         while not self._stop.is_set():
             try:
                 self._link = await self._connector.connect()
                 await self._converse(self._link)
-                pause = _FIRST_PAUSE
             except (MalformedMessageError, NetworkError) as error:
                 if type(error) not in (*_TRANSIENT, MalformedMessageError):
                     raise
-                log.warning("%s; next try in about %.1f s", error.message, pause)
+                log.warning("%s; next try in about %.1f s", error.message, self._pause)
             finally:
                 await self._hang_up()
             if self._stop.is_set():
                 return
-            # Full jitter: after a coordinator's restart its nodes do not all knock at once.
+            # Jitter: after a coordinator's restart its nodes do not all knock at once.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), pause * (0.5 + self._jitter() / 2))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                await asyncio.wait_for(self._stop.wait(), self._pause * (0.5 + self._jitter() / 2))
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def stop(self) -> None:
         """Hang up and let `run` return."""
@@ -138,6 +137,7 @@ class Session:
         beat = max(0.1, welcome.welcome.heartbeat_ms / 1000)
         log.info("connected to the coordinator (%s)", welcome.welcome.software)
         self._connected.set()
+        self._pause = _FIRST_PAUSE
         heart = asyncio.create_task(self._heartbeat(beat))
         try:
             while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -24,7 +25,8 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         publish(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # Where nothing can be written, nothing can be removed either.
+            temporary.unlink(missing_ok=True)
         raise StorageError(f"{path}: cannot be written ({error.strerror or type(error).__name__})") from error
 
 

@@ -64,16 +64,21 @@ class PartyFile(Settings):
         """The section with the certificate."""
         raise AttributeError("a party file defines its identity section")
 
+    @property
+    def certificate_path(self) -> Path:
+        """The certificate's file."""
+        return self.path(self.identity.certificate)
+
+    @property
+    def key_path(self) -> Path:
+        """The TLS key's file."""
+        return self.path(self.identity.key) if self.identity.key else self.certificate_path.with_suffix(".key")
+
     def credential(self) -> Credential:
         """The party's certificate and keys; `CertificateError` when they are missing or do not match."""
-        section = self.identity
-        certificate = self.path(section.certificate)
-        stem = certificate.with_suffix("")
-        return Credential.read(
-            certificate,
-            tls_key=self.path(section.key) if section.key else Path(f"{stem}.key"),
-            signing_key=self.path(section.signing_key) if section.signing_key else Path(f"{stem}.signing.key"),
-        )
+        named = self.identity.signing_key
+        signing_key = self.path(named) if named else self.certificate_path.with_suffix(".signing.key")
+        return Credential.read(self.certificate_path, tls_key=self.key_path, signing_key=signing_key)
 
     def ca_pem(self) -> bytes:
         """The consortium's CA certificate."""

@@ -53,7 +53,10 @@ class UnsafeSeededRandomness(KeyStream):
     """
 
     def __init__(self, seed: int, *context: str) -> None:
-        material = seed.to_bytes(16, "little", signed=True) + "\x00".join(context).encode()
+        material = seed.to_bytes(16, "little", signed=True)
+        for part in context:  # With its length, so that no two contexts yield the same bytes.
+            encoded = part.encode()
+            material += len(encoded).to_bytes(8, "little") + encoded
         super().__init__(derive_key(material, b"secure-fl simulation randomness"))
 
 

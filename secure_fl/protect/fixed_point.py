@@ -25,6 +25,8 @@ _CHUNK = 1 << 16
 # Totals are held in int64; wires may be narrower and check their own width with `require_room`.
 MAX_BITS = 24
 
+_FLOAT32 = np.finfo(np.float32)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedPoint:
@@ -36,8 +38,9 @@ class FixedPoint:
     def __post_init__(self) -> None:
         if not 4 <= self.bits <= MAX_BITS:
             raise OverflowInvariantError(f"bits must lie between 4 and {MAX_BITS}, not {self.bits}")
-        if not 0 < self.clip < np.inf:
-            raise OverflowInvariantError("clip must be positive and finite")
+        # Values are float32. A smaller clip would make the scale infinite, a larger one the mean.
+        if not float(_FLOAT32.tiny) <= self.clip <= float(_FLOAT32.max):
+            raise OverflowInvariantError("clip must be a positive, finite float32")
 
     @property
     def limit(self) -> int:
@@ -56,6 +59,8 @@ class FixedPoint:
 
     def encode(self, values: Vector, *, weight: int, stream: KeyStream) -> tuple[Integers, int]:
         """Integers for ω·values, and how many coordinates had to be clipped (zero in a healthy study)."""
+        if not 0 < weight <= WEIGHT_UNITS:
+            raise OverflowInvariantError(f"a weight of {weight}/{WEIGHT_UNITS} would leave the range")
         encoded = np.empty(values.size, np.int32)
         factor = self.scale * weight / WEIGHT_UNITS
         clipped = 0
@@ -77,6 +82,8 @@ class FixedPoint:
     def decode(self, block: BlockSum) -> Vector:
         """The weighted mean behind an opened block."""
         bound = self.limit * max(block.contributors, block.weight / WEIGHT_UNITS)
-        if block.weight <= 0 or int(np.abs(block.total).max(initial=0)) > bound:
+        # Not np.abs: the most negative integer is its own absolute value, and would pass.
+        low, high = int(block.total.min(initial=0)), int(block.total.max(initial=0))
+        if block.weight <= 0 or low < -bound or high > bound:
             raise OverflowInvariantError("an opened sum is larger than its contributors can have made it")
         return (block.total / (self.scale * (block.weight / WEIGHT_UNITS))).astype(DTYPE)

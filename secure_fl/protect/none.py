@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -78,6 +78,15 @@ def _wire_dtype(bits: int) -> np.dtype[np.signedinteger]:
     return np.dtype("<i2") if bits <= 16 else np.dtype("<i4")
 
 
+def _named(layout: Layout, blocks: Sequence[str]) -> Layout:
+    """The part of the layout that a message names: each block once, in order, or `ProtectionError`."""
+    wanted = set(blocks)
+    part = Layout(tuple(shape for shape in layout if shape.name in wanted))
+    if part.names != tuple(blocks):
+        raise ProtectionError("blocks are unknown, repeated or out of order")
+    return part
+
+
 class _PlainNode:
     def __init__(self, context: RoundContext, contribution: Contribution) -> None:
         self._context = context
@@ -109,10 +118,10 @@ class _PlainNode:
         header = parse(PlainCombination, message.body)
         if not header.blocks:
             return
-        layout = self._context.layout.select(header.blocks)
-        flat = np.frombuffer(message.bulk, "<i8")
-        if flat.size != layout.size:
+        layout = _named(self._context.layout, header.blocks)
+        if len(message.bulk) != 8 * layout.size:
             raise ProtectionError("a combination of the wrong length arrived")
+        flat = np.frombuffer(message.bulk, "<i8")
         ends = np.cumsum([shape.size for shape in layout])
         for shape, end in zip(layout, ends, strict=True):
             self._opened[shape.name] = BlockSum(
@@ -135,9 +144,7 @@ class _Uploads:
         if node not in self._context.invited or node in self._declared:
             raise ProtectionError(f"{node} is not expected to answer")
         header = parse(PlainUpload, message.body)
-        layout = self._context.layout.select(header.blocks)
-        if layout.names != tuple(header.blocks):
-            raise ProtectionError("blocks are repeated or out of order")
+        layout = _named(self._context.layout, header.blocks)
         if bulk.size != layout.size * self._dtype.itemsize:
             raise ProtectionError("the upload's length does not fit its blocks")
         if not 0 < header.weight <= WEIGHT_UNITS:
@@ -152,8 +159,11 @@ class _Uploads:
             for start in range(0, shape.size, _PIECE):
                 count = min(_PIECE, shape.size - start)
                 raw = bulk.read(position, count * self._dtype.itemsize)
+                if len(raw) != count * self._dtype.itemsize:
+                    raise ProtectionError("the upload breaks off")
                 piece = np.frombuffer(raw, self._dtype).astype(np.int32)
-                if piece.size != count or int(np.abs(piece).max(initial=0)) > limit:
+                # Not np.abs: the most negative integer is its own absolute value, and would pass.
+                if piece.min(initial=0) < -limit or piece.max(initial=0) > limit:
                     raise ProtectionError("a value is outside the study's fixed-point range")
                 position += len(raw)
                 yield shape.name, start, piece
@@ -198,6 +208,8 @@ class _PlainCombine(_Uploads):
 
     def accept(self, node: str, message: Message, bulk: Bulk) -> None:
         if self._served is not None:
+            if node not in self._uploads or node in self._served:
+                raise ProtectionError(f"{node} is not expected to answer")
             self._served.add(node)
             return
         header, layout = self._check(node, message, bulk)

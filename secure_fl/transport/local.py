@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
@@ -16,6 +17,8 @@ from secure_fl.transport.errors import remote_error
 from secure_fl.wire import parse
 
 P = TypeVar("P", bound=ProtoMessage)
+
+log = logging.getLogger(__name__)
 
 
 class LocalLink:
@@ -32,6 +35,9 @@ class LocalLink:
                 yield _cross(message)
         except SecureFLError as error:
             raise remote_error(error.code) from None
+        except Exception:
+            log.exception("a call failed unexpectedly")
+            raise remote_error("SecureFL") from None
 
     async def upload(self, parts: AsyncIterator[pb.UploadPart], *, timeout: float) -> pb.UploadReceipt:  # noqa: ASYNC109
         """As on the wire."""
@@ -42,6 +48,9 @@ class LocalLink:
             raise remote_error(error.code) from None
         except TimeoutError:
             raise NetworkError("the upload timed out") from None
+        except Exception:
+            log.exception("a call failed unexpectedly")
+            raise remote_error("SecureFL") from None
 
     async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:  # noqa: ASYNC109
         """As on the wire."""
@@ -53,6 +62,9 @@ class LocalLink:
             raise remote_error(error.code) from None
         except TimeoutError:
             raise NetworkError("the download timed out") from None
+        except Exception:
+            log.exception("a call failed unexpectedly")
+            raise remote_error("SecureFL") from None
 
     async def close(self) -> None:
         """Nothing to hang up."""

@@ -12,7 +12,7 @@ def roster(sites: int) -> dict[str, str]:
     return {f"site-{number}": f"{number:064x}" for number in range(1, sites + 1)}
 
 
-def study(sites: int = 4, **sections: dict[str, Any]) -> Study:
+def study(sites: int = 4, /, **sections: dict[str, Any]) -> Study:
     """A study among `sites` sites; keyword arguments are sections, as in the file."""
     own = {"roster": roster(sites), **sections.pop("study", {})}
     return Study.parse({"study": own, **sections})

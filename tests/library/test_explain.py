@@ -12,7 +12,7 @@ from tests.library.rosters import study
 
 def text(**sections: dict[str, Any]) -> str:
     """All sentences of the study's explanation."""
-    return "\n".join(sentence for part in explain(study(**sections)) for sentence in (part.heading, *part.sentences))
+    return "\n".join(sentence for part in explain(study(4, **sections)) for sentence in (part.heading, *part.sentences))
 
 
 def test_none_is_called_unsafe() -> None:

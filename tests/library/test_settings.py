@@ -60,7 +60,7 @@ def test_values_are_frozen_all_the_way_down() -> None:
     parsed = Outer.parse({"label": "x", "inner": {"tags": ["a", "b"]}})
     assert parsed.inner.tags == ("a", "b")
     with pytest.raises(ValueError, match="frozen"):
-        parsed.label = "y"
+        parsed.label = "y"  # type: ignore[misc]
 
 
 def test_settings_nested_beyond_reason_are_refused() -> None:

@@ -42,7 +42,7 @@ def test_this_list_is_complete() -> None:
     [(section, key, value) for section, keys in OTHER.items() for key, value in keys.items() if value is not None],
 )
 def test_the_id_changes_with_every_setting(section: str, key: str, value: Any) -> None:
-    assert study(**{section: {key: value}}).id != study().id
+    assert study(4, **{section: {key: value}}).id != study().id
 
 
 def test_the_id_changes_with_one_fingerprint_and_with_one_name() -> None:

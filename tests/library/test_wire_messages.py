@@ -26,8 +26,22 @@ from tests.library.messages import DIGEST, STUDY_ID, announced, announcement
 
 LONGEST_NAME = "n" * limits.NAME_CHARS
 NO_NAMES = [
-    "", ".", "..", "../x", "a/b", "a\\b", "/etc", "a..b", ".hidden", "-x", "a b", "a\n", "a\x00", "ä", LONGEST_NAME + "n",
-]  # fmt: skip
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/b",
+    "a\\b",
+    "/etc",
+    "a..b",
+    ".x",
+    "-x",
+    "a b",
+    "a\n",
+    "a\x00",
+    "ä",
+    LONGEST_NAME + "n",
+]
 
 
 @pytest.mark.parametrize("name", ["a", "north", "site-1", "Block_2.weight", "@metrics", LONGEST_NAME])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,10 +38,10 @@ def sealed(header: pb.UploadHeader | None = None) -> pb.UploadHeader:
 
 # --- the id -----------------------------------------------------------------------------------------------------
 
-Path_ = tuple[str, ...]
+Where = tuple[str, ...]
 
 
-def leaves(kind: Descriptor, prefix: Path_ = ()) -> Iterator[Path_]:
+def leaves(kind: Any, prefix: Where = ()) -> Iterator[Where]:
     """Every field of a message that holds a value, those of inner messages included."""
     for field in kind.fields:
         if field.message_type is not None:
@@ -62,7 +62,7 @@ WHOLE = {
 }
 
 
-def at(header: pb.UploadHeader, path: Path_) -> tuple[Any, FieldDescriptor]:
+def at(header: pb.UploadHeader, path: Where) -> tuple[Any, FieldDescriptor]:
     message: Any = header
     for name in path[:-1]:
         message = getattr(message, name)
@@ -75,7 +75,7 @@ def test_the_schema_is_walked() -> None:
 
 @law
 @given(st.sampled_from(BOUND), st.data())
-def test_the_id_changes_with_any_field(path: Path_, data: st.DataObject) -> None:
+def test_the_id_changes_with_any_field(path: Where, data: st.DataObject) -> None:
     header, other = upload_header(), upload_header()
     for each in (header, other):
         message, field = at(each, path)
@@ -85,7 +85,7 @@ def test_the_id_changes_with_any_field(path: Path_, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("path", [path for path in BOUND if path[0] == "metrics" and path[1] != "samples"])
-def test_a_measurement_of_zero_is_not_one_that_is_missing(path: Path_) -> None:
+def test_a_measurement_of_zero_is_not_one_that_is_missing(path: Where) -> None:
     present, absent = upload_header(), upload_header()
     message, field = at(present, path)
     setattr(message, field.name, 0.0)
@@ -204,7 +204,9 @@ def test_an_id_of_the_senders_choosing_is_refused(identifier: bytes) -> None:
 
 @law
 @given(st.binary(max_size=40), st.integers(0, 45), st.integers(1, 9))
-def test_chunks_cover_the_content_exactly(tmp_path_factory: pytest.TempPathFactory, content: bytes, offset: int, size: int) -> None:  # fmt: skip
+def test_chunks_cover_the_content_exactly(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, offset: int, size: int
+) -> None:
     path = tmp_path_factory.getbasetemp() / "chunks.bin"
     path.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:

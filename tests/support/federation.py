@@ -86,8 +86,9 @@ class FakeTraining:
 class FaultyLink:
     """A link that dies with its node."""
 
-    def __init__(self, inner: LocalLink, faults: Faults) -> None:
+    def __init__(self, inner: LocalLink, faults: Faults, alive: Callable[[], bool]) -> None:
         self._inner = inner
+        self._alive = alive  # whether the coordinator behind this link is still the one that runs
         self._faults = faults
         self._pump: asyncio.Task[None] | None = None
 
@@ -120,6 +121,7 @@ class FaultyLink:
         collected = [part async for part in parts]
         phase = collected[0].header.phase
         await self._maybe_die(f"before:{phase}")
+        self._require_alive()
         try:
             receipt = await self._inner.upload(_iterate(collected), timeout=timeout)
         except Killed:
@@ -129,6 +131,7 @@ class FaultyLink:
 
     async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:  # noqa: ASYNC109
         """Die at the first chunk."""
+        self._require_alive()
         async for chunk in self._inner.download(request, timeout=timeout):
             await self._maybe_die("download")
             yield chunk
@@ -137,6 +140,10 @@ class FaultyLink:
         """Hang up."""
         if self._pump is not None:
             self._pump.cancel()
+
+    def _require_alive(self) -> None:
+        if not self._alive():
+            raise NetworkError("the coordinator is dead")
 
     async def _maybe_die(self, point: str) -> None:
         if self._faults.reaches(point):
@@ -157,16 +164,19 @@ class FaultyStore(Store):
     def __init__(self, url: str, faults: Faults) -> None:
         super().__init__(url)
         self.faults = faults
+        self.dead = False
 
 
 def _faulty(name: str) -> Callable[..., Any]:
     method = getattr(Store, name)
 
     def call(self: FaultyStore, *args: Any, **kwargs: Any) -> Any:
-        if self.faults.reaches(f"before:{name}"):
+        self.dead = self.dead or self.faults.reaches(f"before:{name}")
+        if self.dead:  # and for ever after: a killed process writes nothing more
             raise Killed
         result = method(self, *args, **kwargs)
-        if self.faults.reaches(f"after:{name}"):
+        self.dead = self.faults.reaches(f"after:{name}")
+        if self.dead:
             raise Killed
         return result
 
@@ -202,7 +212,7 @@ class Federation:
             state,
             store=store,
             heartbeat=0.5,
-            grace=0.5,
+            grace=5.0,
             listener=lambda kind, fields: self.events.append((kind, dict(fields))),
         )
         runners = coordinator.resume()
@@ -223,6 +233,7 @@ class Federation:
         done, _ = await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
         killed.cancel()
         if work not in done:
+            self.services[0] = None
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError, Killed):
                 await work
@@ -278,4 +289,5 @@ class _Connector:
         service = self._federation.services[0]
         if service is None:
             raise NetworkError("no coordinator is running")
-        return FaultyLink(LocalLink(service, self._certificate), self._faults)
+        link = LocalLink(service, self._certificate)
+        return FaultyLink(link, self._faults, lambda: self._federation.services[0] is service)

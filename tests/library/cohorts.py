@@ -1,0 +1,159 @@
+"""Rounds for tests of protections: contexts, contributions, an exact oracle, and a way to play a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from hypothesis import strategies as st
+
+from coordinator.machine import RoundMachine
+from secure_fl.blocks import BlockShape, Layout, TensorShape
+from secure_fl.protect.base import (
+    Ask,
+    Contribution,
+    Message,
+    NodeHalf,
+    Opened,
+    OpenedSums,
+    Protection,
+    RequestKind,
+    RoundContext,
+)
+from secure_fl.randomness import UnsafeSeededRandomness
+
+Contributions: TypeAlias = Mapping[str, Contribution]
+# Per block: the totals, the weight, the number of contributors.
+PlainSums: TypeAlias = dict[str, tuple[list[int], int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """Bulk that rests in memory."""
+
+    content: bytes
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return len(self.content)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """`count` bytes from `offset`."""
+        return self.content[offset : offset + count]
+
+
+def layout(**sizes: int) -> Layout:
+    """Blocks of one tensor each."""
+    return Layout(
+        tuple(BlockShape(name=n, tensors=(TensorShape(name="w", shape=(size,)),)) for n, size in sizes.items())
+    )
+
+
+def context(
+    *nodes: str,
+    blocks: Layout | None = None,
+    kind: RequestKind = RequestKind.SUM,
+    bits: int = 16,
+    min_cohort: int = 3,
+) -> RoundContext:
+    """The first attempt at a round among `nodes`."""
+    return RoundContext(
+        study_id="5a" * 32,
+        round=1,
+        attempt=1,
+        base_model=bytes(32),
+        invited=nodes,
+        layout=layout(body=3, head=2) if blocks is None else blocks,
+        kind=kind,
+        bits=bits,
+        colluders=1,
+        min_cohort=min_cohort,
+    )
+
+
+def contribution(weight: int = 64, row: Mapping[str, int] | None = None, **blocks: list[int]) -> Contribution:
+    """One node's integers, block by block."""
+    values = {name: np.array(value, np.int32) for name, value in blocks.items()}
+    return Contribution(blocks=values, weight=weight, row=row or {})
+
+
+@st.composite
+def cases(draw: st.DrawFn, kind: RequestKind = RequestKind.SUM) -> tuple[RoundContext, Contributions]:
+    """A round in which every node holds its own choice of blocks."""
+    nodes = [f"n{i}" for i in range(draw(st.integers(3, 7)))]
+    names = draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=3))
+    shape = layout(**{name: draw(st.integers(0, 5)) for name in names})
+    bits = draw(st.integers(4, 24))
+    limit = 2 ** (bits - 1) - 1
+    value = st.integers(-limit, limit) | st.sampled_from([-limit, limit])
+    everybody: dict[str, Contribution] = {}
+    for node in nodes:
+        held = draw(st.sets(st.sampled_from(names))) if names else set()
+        blocks = {n: draw(st.lists(value, min_size=shape[n].size, max_size=shape[n].size)) for n in sorted(held)}
+        if kind is RequestKind.SUM:
+            everybody[node] = contribution(draw(st.integers(1, 64)), {}, **blocks)
+        else:
+            row = {peer: draw(st.integers(0, 128)) for peer in draw(st.sets(st.sampled_from(nodes)))}
+            everybody[node] = contribution(64, row, **blocks)
+    minimum = draw(st.integers(3, len(nodes)))
+    return context(*nodes, blocks=shape, kind=kind, bits=bits, min_cohort=minimum), everybody
+
+
+def exact_sums(context: RoundContext, contributions: Contributions) -> PlainSums:
+    """What a sum must open, in Python's integers and without any of the product's code."""
+    opened: PlainSums = {}
+    for name in context.layout.names:
+        held = [c for c in contributions.values() if name in c.blocks]
+        if len(held) >= context.min_cohort:
+            columns = zip(*(c.blocks[name].tolist() for c in held), strict=True)
+            opened[name] = ([sum(column) for column in columns], sum(c.weight for c in held), len(held))
+    return opened
+
+
+def plain(opened: Ask | Opened | None) -> tuple[PlainSums, tuple[str, ...]]:
+    """Opened sums as values that compare with `==`, and the cohort."""
+    assert isinstance(opened, OpenedSums)
+    return (
+        {name: (b.total.tolist(), b.weight, b.contributors) for name, b in opened.blocks.items()},
+        opened.cohort,
+    )
+
+
+def halves(protection: Protection, context: RoundContext, contributions: Contributions) -> dict[str, NodeHalf]:
+    """A node half for each contribution, with repeatable randomness."""
+    return {
+        node: protection.node(context, node, mine, UnsafeSeededRandomness(7, node))
+        for node, mine in contributions.items()
+    }
+
+
+def play(
+    protection: Protection,
+    context: RoundContext,
+    contributions: Contributions,
+    gone: Mapping[str, str] | None = None,
+) -> Opened | None:
+    """Drive a round as the coordinator does; `gone` says who vanishes instead of answering which phase."""
+    machine = RoundMachine(protection, context)
+    nodes = halves(protection, context, contributions)
+    machine.begin()
+    opened: Opened | None = None
+    for phase in protection.phases(context.kind):
+        assert machine.phase == phase
+        for node in sorted(machine.waiting):
+            if (gone or {}).get(node) == phase:
+                machine.leave(node, "NotConnected")
+                continue
+            answer = nodes[node].answer(phase, machine.asked[node])
+            # As on the wire: bulk comes beside the message, and rests on disk.
+            machine.accept(node, phase, replace(answer, bulk=b""), InMemory(answer.bulk))
+        opened = machine.close()
+    return opened
+
+
+def upload(body: bytes, bulk: bytes = b"") -> tuple[Message, InMemory]:
+    """An answer as the coordinator half takes it."""
+    return Message(body=body), InMemory(bulk)

@@ -1,0 +1,111 @@
+"""Who may import whom: the promises of the design that an import can break."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("secure_fl", "node", "coordinator")
+
+
+def modules(*packages: str) -> list[Path]:
+    found = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+    assert found
+    return found
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in it; `from a import b` counts as `a` and as `a.b`."""
+    for statement in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.level == 0, f"{path}: relative import"
+            assert statement.module is not None
+            yield statement.module
+            yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
+
+
+def within(name: str, packages: set[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def offences(paths: list[Path], forbidden: set[str]) -> list[str]:
+    return [f"{path.relative_to(ROOT)}: {name}" for path in paths for name in imports(path) if within(name, forbidden)]
+
+
+# --- packages ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [("secure_fl", {"node", "coordinator"}), ("node", {"coordinator"}), ("coordinator", {"node"})],
+)
+def test_the_library_knows_neither_party_and_the_parties_not_each_other(package: str, forbidden: set[str]) -> None:
+    assert offences(modules(package), forbidden | {"tests"}) == []
+
+
+# --- protections ------------------------------------------------------------------------------------------------
+
+PROTECT = modules("secure_fl/protect")
+IO = {
+    "asyncio", "grpc", "http", "io", "os", "pathlib", "shutil", "socket", "sqlalchemy", "sqlite3", "ssl", "subprocess",
+    "tempfile", "threading", "urllib", "secure_fl.files", "secure_fl.transport",
+}  # fmt: skip
+CLOCKS_AND_DICE = {"datetime", "random", "secrets", "time", "torch", "uuid", "numpy.random"}
+
+
+def test_a_protection_does_no_io() -> None:
+    assert offences(PROTECT, IO) == []
+
+
+def test_a_protection_has_no_clock_and_no_dice_of_its_own() -> None:
+    assert offences(PROTECT, CLOCKS_AND_DICE) == []
+
+
+@pytest.mark.parametrize("path", PROTECT, ids=lambda path: path.name)
+def test_a_protection_reaches_neither_through_an_attribute_nor_a_builtin(path: Path) -> None:
+    for found in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(found, ast.Attribute) and isinstance(found.value, ast.Name):
+            assert (found.value.id, found.attr) not in {("np", "random"), ("numpy", "random"), ("torch", "rand")}
+            assert found.attr not in {"urandom", "token_bytes", "default_rng"}
+        if isinstance(found, ast.Call) and isinstance(found.func, ast.Name):
+            assert found.func.id not in {"open", "exec", "eval", "__import__", "input", "print"}
+
+
+def test_cryptography_never_draws_from_numpy_or_random() -> None:
+    paths = [
+        *PROTECT,
+        *modules("secure_fl/identity"),
+        ROOT / "secure_fl" / "randomness.py",
+        ROOT / "secure_fl" / "secret.py",
+    ]
+    assert offences(paths, {"random", "numpy.random"}) == []
+    for path in paths:
+        assert "np.random" not in path.read_text(encoding="utf-8")
+
+
+# --- what is loaded ---------------------------------------------------------------------------------------------
+
+
+def loaded_by(module: str) -> set[str]:
+    program = f"import sys, {module}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True, text=True)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["node.main", "secure_fl.cli", "secure_fl.study", "secure_fl.protect.none"])
+def test_torch_and_the_like_are_loaded_only_where_somebody_trains(module: str) -> None:
+    loaded = loaded_by(module)
+    assert module in loaded
+    assert loaded & {"torch", "tenseal", "opacus", "sklearn", "scipy"} == set()
+
+
+def test_a_protection_loads_no_transport() -> None:
+    assert loaded_by("secure_fl.protect.none") & {"grpc", "sqlalchemy", "sqlite3", "alembic"} == set()

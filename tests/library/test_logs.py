@@ -1,0 +1,73 @@
+"""One event is one line, whoever chose the words in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from secure_fl import logs
+
+HOSTILE = "north\n2026-01-01T00:00:00 info forged\r\x1b[31m\u2028\x85\x00"
+
+
+@pytest.fixture(autouse=True)
+def root() -> Iterator[None]:
+    """Logging is the process's own: give it back as it was."""
+    logger = logging.getLogger()
+    handlers, level = logger.handlers[:], logger.level
+    noisy = {name: logging.getLogger(name).level for name in ("alembic", "grpc", "asyncio")}
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    for name, before in noisy.items():
+        logging.getLogger(name).setLevel(before)
+
+
+def logged(style: str, level: str = "info") -> str:
+    stream = io.StringIO()
+    logs.configure(level=level, style=style, stream=stream)
+    log = logging.getLogger("secure_fl.test")
+    log.debug("unheard")
+    log.warning("%s connected", HOSTILE)
+    return stream.getvalue()
+
+
+def test_text_is_one_line_without_control_characters() -> None:
+    text = logged("text")
+    assert text.splitlines() == [text[:-1]]
+    assert text[:-1].isprintable()
+    assert "\\n2026" in text
+    assert " warning secure_fl.test: north" in text
+
+
+def test_json_is_one_object_with_the_message_as_it_was() -> None:
+    text = logged("json")
+    assert text.splitlines() == [text[:-1]]
+    fields = json.loads(text)
+    assert (fields["level"], fields["logger"], fields["message"]) == (
+        "warning",
+        "secure_fl.test",
+        f"{HOSTILE} connected",
+    )
+
+
+@pytest.mark.parametrize(("level", "heard"), [("debug", 2), ("warning", 1), ("error", 0)])
+def test_levels(level: str, heard: int) -> None:
+    assert len(logged("text", level).splitlines()) == heard
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_an_unexpected_error_keeps_its_traceback_at_home(style: str) -> None:
+    stream = io.StringIO()
+    logs.configure(level="info", style=style, stream=stream)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("secure_fl.test").exception("failed")
+    assert "ValueError: why" in stream.getvalue()
+    if style == "json":
+        assert "ValueError: why" in json.loads(stream.getvalue())["traceback"]
