@@ -101,7 +101,6 @@ class StudyRunner:
         self._away_since: dict[str, float] = {}
         self._missing: frozenset[str] = frozenset()
         self._records: list[RoundRecord] = []
-        self._combinations = 0
 
     # --- the study --------------------------------------------------------------------------------------------
 
@@ -133,7 +132,7 @@ class StudyRunner:
             reason=self.reason,
             parameters=self._model_size,
             shared_parameters=self._layout.size,
-            combinations_opened=self._combinations,
+            combinations_opened=sum(record.combinations for record in self._records),
             rounds=tuple(self._records),
         )
 
@@ -276,8 +275,6 @@ class StudyRunner:
         previous = self._model
         if model is not None:
             self._model, self._blocks = model, blocks
-        if not isinstance(opened, OpenedSums):
-            self._combinations += len(opened.recipients)
         self._records.append(record)
         self._leave()
         self._close_round(attempt, committed=True, reason="")
@@ -494,6 +491,7 @@ class StudyRunner:
             attempts=attempt.attempt,
             seconds=self._now() - attempt.started,
             nodes=nodes,
+            combinations=0 if isinstance(opened, OpenedSums) else len(opened.recipients),
             blocks_kept=kept,
             mean_accuracy=metrics.accuracy,
             mean_loss=metrics.loss,

@@ -39,6 +39,7 @@ class RoundRecord:
     attempts: int
     seconds: float
     nodes: tuple[NodeRound, ...]
+    combinations: int = 0  # how many recipients were served
     blocks_kept: tuple[str, ...] = ()  # below their minimum cohort, so never opened
     mean_accuracy: float | None = None
     mean_loss: float | None = None

@@ -91,12 +91,13 @@ def cases(draw: st.DrawFn, kind: RequestKind = RequestKind.SUM) -> tuple[RoundCo
     value = st.integers(-limit, limit) | st.sampled_from([-limit, limit])
     everybody: dict[str, Contribution] = {}
     for node in nodes:
-        held = draw(st.sets(st.sampled_from(names))) if names else set()
+        held = draw(st.just(set(names)) | st.sets(st.sampled_from(names))) if names else set()
         blocks = {n: draw(st.lists(value, min_size=shape[n].size, max_size=shape[n].size)) for n in sorted(held)}
         if kind is RequestKind.SUM:
             everybody[node] = contribution(draw(st.integers(1, 64)), {}, **blocks)
         else:
-            row = {peer: draw(st.integers(0, 128)) for peer in draw(st.sets(st.sampled_from(nodes)))}
+            peers = draw(st.just(nodes) | st.sets(st.sampled_from(nodes)).map(sorted))
+            row = {peer: draw(st.integers(0, 128)) for peer in peers}
             everybody[node] = contribution(64, row, **blocks)
     minimum = draw(st.integers(3, len(nodes)))
     return context(*nodes, blocks=shape, kind=kind, bits=bits, min_cohort=minimum), everybody

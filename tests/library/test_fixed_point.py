@@ -21,7 +21,7 @@ EPSILON = float(np.finfo(np.float32).eps)
 
 bits_of = st.integers(4, 24)
 clips = st.floats(2.0**-20, 2.0**20, width=32)
-weights = st.integers(1, WEIGHT_UNITS)
+weights = st.just(WEIGHT_UNITS) | st.integers(1, WEIGHT_UNITS)
 keys = st.binary(min_size=32, max_size=32)
 
 
@@ -80,6 +80,14 @@ def test_no_value_leaves_the_range_however_extreme(bits: int, clip: float, weigh
         assert np.abs(encoded).max() <= codec.limit
 
 
+def test_the_edge_where_floating_point_alone_would_leave_the_range() -> None:
+    # (2²⁰ − 1)/clip·clip is 1e-10 too large in float64, and rounding down makes that a whole integer.
+    codec = FixedPoint(bits=21, clip=2.770888566970825)
+    encoded, _ = codec.encode(vector(-codec.clip), weight=64, stream=Constant(0x00))
+    assert codec.clip * codec.scale > codec.limit
+    assert encoded.tolist() == [-codec.limit]
+
+
 @pytest.mark.parametrize("bits", range(4, 25))
 def test_plus_and_minus_clip_are_the_ends_of_the_range(bits: int) -> None:
     codec = FixedPoint(bits=bits, clip=0.75)
@@ -90,14 +98,14 @@ def test_plus_and_minus_clip_are_the_ends_of_the_range(bits: int) -> None:
 
 
 @law
-@given(st.lists(st.floats(-4, 4, width=32), max_size=20), st.floats(0.5, 2, width=32))
-def test_clipped_coordinates_are_counted_and_moved_to_the_edge(values: list[float], clip: float) -> None:
+@given(st.lists(st.floats(-4, 4, width=32), max_size=20), st.floats(0.5, 2, width=32), weights)
+def test_clipped_coordinates_are_counted_and_moved_to_the_edge(values: list[float], clip: float, weight: int) -> None:
     codec = FixedPoint(bits=16, clip=clip)
-    encoded, clipped = codec.encode(vector(*values), weight=64, stream=KeyStream(bytes(32)))
+    encoded, clipped = codec.encode(vector(*values), weight=weight, stream=KeyStream(bytes(32)))
     assert clipped == sum(abs(value) > clip for value in values)
     for value, integer in zip(values, encoded.tolist(), strict=True):
         if abs(value) > clip:
-            assert abs(integer - np.sign(value) * codec.limit) <= 1
+            assert abs(integer - np.sign(value) * codec.limit * weight / WEIGHT_UNITS) <= 1
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])

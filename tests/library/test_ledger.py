@@ -225,11 +225,11 @@ def test_anything_else_in_the_place_of_an_entry_is_named(written: bytes, scratch
 # --- keys and versions ------------------------------------------------------------------------------------------
 
 
-def further_entry(written: bytes, site: Credential) -> bytes:
+def further_entry(written: bytes, site: Credential, *, sequence: int = ENTRIES) -> bytes:
     """One more entry, well formed and in its place, signed by `site`."""
     body = {
         "version": 1,
-        "sequence": ENTRIES,
+        "sequence": sequence,
         "previous": hashlib.sha256(lines_of(written)[-1][:-1]).hexdigest(),
         "time": NOON.isoformat(),
         "kind": "released",
@@ -246,6 +246,20 @@ def test_an_entry_signed_by_another_key_is_not_genuine(
     scratch.write_bytes(written + further_entry(written, north))
     assert [entry.kind for entry in read_ledger(scratch)][-1] == "released"
     expect_bad(scratch, written + further_entry(written, south), ENTRIES)
+    expect_bad(scratch, written + further_entry(written, north, sequence=ENTRIES + 1), ENTRIES)
+
+
+@pytest.mark.parametrize("place", range(1, ENTRIES))
+def test_two_genuine_ledgers_of_one_key_cannot_be_spliced(
+    written: bytes, scratch: Path, north: Credential, place: int
+) -> None:
+    scratch.unlink(missing_ok=True)
+    other = open_ledger(scratch, north)
+    for _ in range(1, ENTRIES):
+        other.append("released", {})
+    ours, theirs = lines_of(written), lines_of(scratch.read_bytes())
+    # Entry 0 is the same in both, so the first of theirs follows it rightly.
+    expect_bad(scratch, b"".join([*ours[: place + 1], *theirs[place + 1 :], theirs[-1]]), place + 1)
 
 
 def test_a_site_does_not_continue_the_ledger_of_another_key(

@@ -90,7 +90,8 @@ def opened(rows: dict[str, dict[str, int]], *, min_cohort: int = 4) -> dict[str,
 def test_a_recipient_with_too_small_a_row_gets_nothing() -> None:
     whole = dict.fromkeys(NODES, 1)
     messages = opened({"n0": whole, "n1": {**whole, "n0": 0}, "n2": {"n2": 64}})
-    assert PlainCombination.FromString(messages["n0"].body).contributors == 4
+    served = PlainCombination(blocks=["body", "head"], weight=4 * WEIGHT_UNITS, contributors=4)
+    assert PlainCombination.FromString(messages["n0"].body) == served
     for recipient in ("n1", "n2", "n3"):  # a zero in the row, a unit row, no row
         assert messages[recipient].bulk == b""
         assert PlainCombination.FromString(messages[recipient].body) == PlainCombination()

@@ -114,6 +114,7 @@ MALFORMED = {
     "a weight above one": upload(_header("body", weight=65), _words(1, 2, 3)),
     "a huge weight": upload(_header("body", weight=2**32 - 1), _words(1, 2, 3)),
     "a value below the range": upload(_header("body"), _words(1, 2, -(2**15))),
+    "a good block before a bad one": upload(_header("body", "head"), _words(1, 2, 3, 4, -(2**15))),
 }
 
 

@@ -59,7 +59,7 @@ def test_a_node_killed_while_training_is_waited_for(tmp_path: Path) -> None:
     marker = tmp_path / "marks" / "m"
     marker.parent.mkdir()
     settings = {"task": {"name": "tests.support.task:Line", "pause": 3.0, "marker": str(marker)}}
-    with Processes(tmp_path / "run", settings) as fed:
+    with Processes(tmp_path / "run", settings, training="real") as fed:
         fed.start_all()
         wait_for(marker.parent / "training-01")
         fed.kill(fed.names[0])
@@ -72,7 +72,7 @@ def test_children_do_not_outlive_a_killed_node(tmp_path: Path) -> None:
     marker = tmp_path / "marks" / "m"
     marker.parent.mkdir()
     settings = {"task": {"name": "tests.support.task:Line", "pause": 60.0, "marker": str(marker)}}
-    with Processes(tmp_path / "run", settings) as fed:
+    with Processes(tmp_path / "run", settings, training="real") as fed:
         fed.start_all()
         wait_for(marker.parent / "training-01")
         node = fed.children[fed.names[0]].pid

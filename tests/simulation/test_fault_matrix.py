@@ -10,7 +10,8 @@ import pytest
 from secure_fl import protect
 from secure_fl.protect.base import RequestKind
 from secure_fl.record import StudyRecord
-from tests.support.federation import Faults, Federation, Killed
+from tests.support.federation import Federation, Killed
+from tests.support.training import Faults
 
 PROTECTIONS = ("none", "double")
 PHASES = {"none": ("upload",), "double": ("advertise", "upload", "reveal")}

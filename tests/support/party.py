@@ -15,6 +15,7 @@ from secure_fl import protect
 from secure_fl.protect.base import BlockSum, Contribution, Message, NodeHalf, RoundContext
 from secure_fl.randomness import Randomness
 from tests.library.double import OneTimePad
+from tests.support.training import FakeTraining
 
 
 class PausingPad(OneTimePad):
@@ -47,7 +48,11 @@ def main() -> int:
     if role == "coordinator":
         from coordinator.main import main as run
     else:
-        from node.main import main as run
+        import node.main
+
+        if os.environ.get("SECURE_FL_TEST_TRAINING") == "fake":
+            node.main.WorkerProcess = FakeTraining  # type: ignore[misc,assignment]
+        run = node.main.main
     return run(arguments)
 
 

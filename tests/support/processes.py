@@ -34,7 +34,8 @@ def free_port() -> int:
 class Processes:
     """One coordinator and its nodes as child processes; use as a context manager."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any], *, nodes: int = 4) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], *, nodes: int = 4, training: str = "fake") -> None:
+        self._training = training  # "fake" spares every node the seconds that importing torch takes
         table = {
             "study": {"rounds": 2},
             "task": {"name": "tests.support.task:Line"},
@@ -136,7 +137,13 @@ class Processes:
             child = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.party", *arguments],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": str(ROOT),
+                    "SECURE_FL_TEST_TRAINING": self._training,
+                    **environment,
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if name == "coordinator" else file,
                 stderr=file,

@@ -36,7 +36,7 @@ from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study import Study
 from secure_fl.wire import our_versions, reference, seal_upload
 from tests.identity.test_pinning import ConnectProxy, listening
-from tests.support.federation import FakeTraining
+from tests.support.training import FakeTraining
 
 Scenario = Callable[["Edge"], Awaitable[None]]
 

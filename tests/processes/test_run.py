@@ -1,0 +1,130 @@
+"""`secure-fl run` as a person uses it: the JSON contract, the folder, interruption, orphans."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
+from secure_fl.privacy.ledger import read_ledger
+from tests.processes.test_kill import alive, children_of
+from tests.support.processes import ROOT
+
+SUMMARY = {
+    "study", "strategy", "protection", "engine", "rounds", "seconds", "mean_accuracy", "std_accuracy",
+    "global_accuracy", "mean_mse", "bytes_up_per_node_round", "bytes_down_per_node_round", "combinations_opened",
+    "nodes", "report",
+}  # fmt: skip
+NODE = {
+    "name", "samples", "accuracy", "loss", "epsilon", "delta", "bytes_up", "bytes_down", "rounds_taken", "dropped",
+}  # fmt: skip
+
+
+def command(*arguments: str) -> list[str]:
+    """The console script."""
+    return [str(Path(sys.executable).parent / "secure-fl"), "run", *arguments]
+
+
+def summary_of(*arguments: str) -> dict[str, object]:
+    """Run to the end and parse the one object on standard output."""
+    done = subprocess.run(command(*arguments, "--json"), capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "has_global"), [("fedavg", True), ("fedprox", True), ("fedper", False), ("local", False)]
+)
+def test_every_strategy_keeps_the_contract(tmp_path: Path, strategy: str, has_global: bool) -> None:
+    out = tmp_path / "out"
+    engine = "threads"
+    summary = summary_of(
+        "--strategy", strategy, "--engine", engine, "--nodes", "3", "--rounds", "3", "--task", "breast-cancer",
+        "--out", str(out),
+    )  # fmt: skip
+    assert summary.keys() == SUMMARY
+    assert summary == json.loads((out / "summary.json").read_text())
+    assert (summary["strategy"], summary["protection"], summary["engine"]) == (strategy, "none", engine)
+    assert summary["rounds"] == 3
+    assert isinstance(summary["mean_accuracy"], float)
+    assert summary["mean_accuracy"] > 0.8
+    assert (summary["global_accuracy"] is not None) == has_global
+    assert summary["mean_mse"] is None
+    assert (out / "model.safetensors").exists() == has_global
+    nodes = summary["nodes"]
+    assert isinstance(nodes, list)
+    for node in nodes:
+        assert node.keys() == NODE
+        assert node["epsilon"] is None
+        assert node["rounds_taken"] == 3
+        folder = out / "nodes" / node["name"]
+        assert (folder / "model.safetensors").exists()
+        ledger = list(read_ledger(folder / "ledger.jsonl"))
+        assert [entry.kind for entry in ledger] == ["opened", *["reserved", "spent"] * 4]
+        certificate = Certificate.from_pem(ledger[0].facts["certificate"].encode())
+        TrustStore((out / "ca.pem").read_bytes()).check(certificate, role="node", now=utc_now())
+    assert Path(str(summary["report"])).read_text().lower().startswith("<!doctype html>")
+    up = summary["bytes_up_per_node_round"]
+    assert isinstance(up, float)
+    assert (up < 1000) == (strategy == "local")
+
+
+def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:
+    summary = summary_of(
+        "--task", "tests.support.task:Line", "--engine", "threads", "--nodes", "3", "--rounds", "2",
+        "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert summary["mean_accuracy"] is None
+    assert isinstance(summary["mean_mse"], float)
+
+
+def test_an_interrupted_run_leaves_nobody_behind_and_is_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["--nodes", "3", "--rounds", "60", "--out", str(out), "--task", "breast-cancer"]
+    child = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    record = out / "coordinator" / "state" / "studies"
+    _wait(lambda: any(record.glob("*/record.json")), 60)
+    family = _descendants(child.pid)
+    assert len(family) >= 4
+    child.send_signal(signal.SIGINT)
+    assert child.wait(30) == 130
+    _wait(lambda: not any(alive(pid) for pid in family), 15)
+    committed = len(json.loads(next(record.glob("*/record.json")).read_text())["rounds"])
+    assert 0 < committed < 60
+    # A shorter study is another study: it is refused rather than mixed up with this one.
+    other = subprocess.run(
+        command("--nodes", "3", "--rounds", "5", "--out", str(out)), capture_output=True, text=True, check=False
+    )
+    assert other.returncode == 3
+    assert "another study" in other.stderr
+    summary = summary_of(*arguments)
+    assert summary["rounds"] == 60
+
+
+def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
+    arguments = ["--nodes", "3", "--rounds", "1000", "--out", str(tmp_path / "out"), "--task", "breast-cancer"]
+    child = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait(lambda: len(_descendants(child.pid)) >= 7, 60)  # the coordinator, three nodes, three training processes
+    family = _descendants(child.pid)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    _wait(lambda: not any(alive(pid) for pid in family), 15)
+
+
+def _descendants(pid: int) -> list[int]:
+    found = children_of(pid)
+    return found + [grandchild for child in found for grandchild in _descendants(child)]
+
+
+def _wait(condition: object, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,275 @@
+"""What a round does when sites are slow, refuse, fail or send nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.jobs import Job, Result
+from secure_fl import strategies
+from secure_fl.blocks import Blocks, Layout
+from secure_fl.errors import ConflictingUploadError, LateMessageError, TrainingError
+from secure_fl.privacy.ledger import read_ledger
+from secure_fl.record import StudyRecord
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.strategies.base import Combine, Request, Strategy
+from secure_fl.transport.local import LocalLink
+from secure_fl.wire import reference, seal_upload
+from tests.support.federation import Federation
+from tests.support.training import FakeTraining
+
+
+def play(folder: Path, settings: dict[str, Any], scenario: Callable[[Federation], Awaitable[None]], **kw: Any) -> None:
+    """Run a scenario on a fresh federation."""
+
+    async def run() -> None:
+        fed = Federation(folder / "run", settings, **kw)
+        try:
+            await asyncio.wait_for(scenario(fed), 60)
+        finally:
+            await fed.close()
+
+    asyncio.run(run())
+
+
+def start_all(fed: Federation, special: dict[str, Any] | None = None) -> None:
+    """Every node, some with another executor."""
+    for name in fed.names:
+        fed.start_node(name, executor=(special or {}).get(name))
+
+
+async def finish(fed: Federation) -> StudyRecord:
+    """Run the coordinator to the end of the study."""
+    record = await fed.coordinate()
+    assert record is not None, fed.events[-2:]
+    return record
+
+
+class Slow(FakeTraining):
+    """Never gets done."""
+
+    cancelled = False
+
+    async def run(self, job: Job) -> Result:
+        """Train for ever, unless cancelled."""
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        raise AssertionError
+
+
+class Failing(FakeTraining):
+    """Breaks down."""
+
+    async def run(self, job: Job) -> Result:
+        """Raise."""
+        raise TrainingError("out of memory")
+
+
+def test_a_straggler_is_left_out_and_its_training_cancelled(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        slow = Slow()
+        start_all(fed, {"site-02": slow})
+        record = await finish(fed)
+        for round_ in record.rounds:
+            assert round_.cohort == ("site-01", "site-03", "site-04")
+            node = next(node for node in round_.nodes if node.name == "site-02")
+            assert node.outcome in ("dropped", "absent")
+        assert slow.cancelled
+
+    play(tmp_path, {"rounds": {"deadline": 1, "phase_deadline": 5, "gather": 2}}, scenario)
+
+
+@pytest.mark.parametrize("factor", [np.nan, np.inf])
+def test_nan_in_a_local_update_makes_the_node_sit_out_and_say_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, factor: float
+) -> None:
+    async def scenario(fed: Federation) -> None:
+        start_all(fed, {"site-01": FakeTraining(poison=lambda job: factor if job.round == 1 else 1.0)})
+        record = await finish(fed)
+        first, second = record.rounds[:2]
+        assert "site-01" not in first.cohort
+        assert next(n for n in first.nodes if n.name == "site-01").outcome == "sat out"
+        assert next(n for n in first.nodes if n.name == "site-01").reason == "NonFiniteUpdate"
+        assert "site-01" in second.cohort
+        assert "NaN or infinity" in caplog.text
+        kinds = [
+            entry.kind
+            for entry in read_ledger(fed.workspace.node_folder("site-01") / "ledger.jsonl")
+            if entry.facts.get("round") == 1
+        ]
+        assert kinds == ["reserved", "released"]  # nothing left, nothing is charged
+
+    play(tmp_path, {}, scenario)
+
+
+def test_failed_training_is_not_the_studys_end(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        start_all(fed, {"site-03": Failing()})
+        record = await finish(fed)
+        assert record.outcome == "finished"
+        node = next(node for node in record.rounds[0].nodes if node.name == "site-03")
+        assert (node.outcome, node.reason) == ("sat out", "Training")
+
+    play(tmp_path, {}, scenario)
+
+
+def test_too_few_sites_void_the_round_and_in_the_end_the_study(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        start_all(fed, {"site-03": Failing(), "site-04": Failing()})
+        assert await fed.coordinate() is None
+        voids = [fields for kind, fields in fed.events if kind == "round-void"]
+        assert [fields["reason"] for fields in voids] == ["CohortTooSmall"] * 3
+        assert fed.events[-1][0] == "study-failed"
+        assert fed.events[-1][1]["code"] == "StudyAborted"
+
+    play(tmp_path, {}, scenario)
+
+
+@pytest.mark.parametrize(
+    ("policy", "logged"),
+    [
+        ({"approved": []}, "not approved here"),
+        ({"protections": ["masked"]}, "[policy] protections"),
+        ({"strategies": ["local"]}, "[policy] strategies"),
+        ({"min_cohort": 4}, "cohorts smaller than 4"),
+        ({"colluders": 2}, "fewer than 2 colluding"),
+        ({"metrics": "none"}, "[policy] metrics"),
+    ],
+)
+def test_a_sites_policy_wins_and_nothing_leaves_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: dict[str, Any], logged: str
+) -> None:
+    async def scenario(fed: Federation) -> None:
+        fed.set_policy("site-01", **policy)
+        start_all(fed)
+        record = await finish(fed)
+        assert all(round_.cohort == ("site-02", "site-03", "site-04") for round_ in record.rounds)
+        assert ("refused", {"study_id": fed.study.id, "node": "site-01", "reason": "Refused"}) in fed.events
+        assert logged in caplog.text
+        ledger = list(read_ledger(fed.workspace.node_folder("site-01") / "ledger.jsonl"))
+        assert [entry.kind for entry in ledger] == ["opened"]
+
+    play(tmp_path, {"rounds": {"gather": 1}}, scenario)
+
+
+@pytest.mark.parametrize("share", ["none", "aggregate", "per-node"])
+def test_metrics_are_shared_as_the_study_says(tmp_path: Path, share: str) -> None:
+    async def scenario(fed: Federation) -> None:
+        start_all(fed)
+        record = await finish(fed)
+        for round_ in record.rounds:
+            per_node = [node.accuracy for node in round_.nodes]
+            assert per_node == ([0.5] * 4 if share == "per-node" else [None] * 4)
+            if share == "none":
+                assert round_.mean_accuracy is None
+            else:
+                assert round_.mean_accuracy == pytest.approx(0.5, abs=1e-4)
+                assert round_.mean_loss == pytest.approx(1.0, abs=1e-3)
+
+    play(tmp_path, {"metrics": {"share": share}}, scenario)
+
+
+def test_a_resend_is_acknowledged_a_different_answer_and_a_late_one_are_refused(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        sent: list[pb.UploadHeader] = []
+        outcomes: list[Any] = []
+        original = LocalLink.upload
+
+        async def spying(self: LocalLink, parts: Any, *, timeout: float) -> pb.UploadReceipt:  # noqa: ASYNC109
+            collected = [part async for part in parts]
+            header = collected[0].header
+            receipt = await original(self, _again(collected), timeout=timeout)
+            if self._peer.name == "site-01" and header.round == 1:
+                sent.append(header)
+                outcomes.append(await original(self, _again(collected), timeout=timeout))
+                other = pb.UploadHeader()
+                other.CopyFrom(header)
+                other.payload.body = b""
+                other.bulk.CopyFrom(reference(b""))
+                seal_upload(other, _key(fed))
+                with pytest.raises(ConflictingUploadError):
+                    await original(self, _again([pb.UploadPart(header=other)]), timeout=timeout)
+            elif self._peer.name == "site-01" and sent:
+                with pytest.raises(LateMessageError):
+                    await original(self, _again([pb.UploadPart(header=sent[0])]), timeout=timeout)
+                outcomes.append("late")
+            return receipt
+
+        LocalLink.upload = spying  # type: ignore[method-assign]
+        try:
+            start_all(fed)
+            record = await finish(fed)
+        finally:
+            LocalLink.upload = original  # type: ignore[method-assign]
+        assert outcomes[0].duplicate
+        assert "late" in outcomes
+        assert all(round_.cohort == fed.names for round_ in record.rounds)
+
+    play(tmp_path, {}, scenario)
+
+
+def _key(fed: Federation) -> Any:
+    from node.config import NodeFile
+
+    return NodeFile.read(fed.workspace.node_file("site-01")).credential().signing_key
+
+
+async def _again(parts: list[pb.UploadPart]) -> Any:
+    for part in parts:
+        yield part
+
+
+class Neighbours(Strategy):
+    """A strategy that asks for *combine*: every node its own mixture of all peers."""
+
+    name = "neighbours"
+    has_global_model = False
+
+    def request(self, layout: Layout, head: tuple[str, ...]) -> Request:
+        """All blocks."""
+        return Combine(blocks=layout.names)
+
+    def explain(self) -> tuple[str, ...]:
+        """A test."""
+        return ("Leaves: everything, to be mixed.",)
+
+    def fit(self, site: Any) -> Blocks:
+        """Unused: training is faked."""
+        raise AssertionError
+
+
+class Rows(FakeTraining):
+    """Fake training whose row weighs the node itself most."""
+
+    async def run(self, job: Job) -> Result:
+        """As ever, with a row."""
+        result = await super().run(job)
+        row = {peer: 5 if peer == job.me else 1 for peer in job.peers} if job.kind == "train" else {}
+        return Result(samples=result.samples, metrics=result.metrics, row=row)
+
+
+def test_a_combine_opens_each_nodes_own_mixture_at_that_node_only(tmp_path: Path) -> None:
+    strategies.register("neighbours", "tests.simulation.test_rounds:Neighbours")
+
+    async def scenario(fed: Federation) -> None:
+        start_all(fed, {name: Rows() for name in fed.names})
+        record = await finish(fed)
+        assert record.combinations_opened == 2 * 5
+        mixtures = {}
+        for name in fed.names:
+            folder = fed.workspace.node_folder(name) / "studies" / fed.study.id
+            assert (folder / "combination-2.safetensors").exists()
+            mixtures[name] = (folder / "combination-2.safetensors").read_bytes()
+        assert len(set(mixtures.values())) == 5
+        # The coordinator's own model did not move: it only passed the mixtures on.
+        assert {path.name for path in (fed.workspace.study_state / "checkpoints").iterdir()} >= {"000002.safetensors"}
+
+    play(tmp_path, {"strategy": {"name": "neighbours"}, "metrics": {"share": "none"}}, scenario, nodes=5)

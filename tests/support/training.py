@@ -1,0 +1,61 @@
+"""Training without torch, and the faults that may strike it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from node.jobs import Job, Result, layout_from_json
+from node.store import save_blocks
+from secure_fl.metrics import SiteMetrics
+
+
+@dataclass
+class Faults:
+    """Kills a party when it reaches a named point for the n-th time."""
+
+    point: str = ""
+    occurrence: int = 1
+    seen: dict[str, int] = field(default_factory=dict)
+    fired: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def reaches(self, point: str) -> bool:
+        """Whether this is the moment."""
+        self.seen[point] = self.seen.get(point, 0) + 1
+        return point == self.point and self.seen[point] == self.occurrence and not self.fired.is_set()
+
+
+class FakeTraining:
+    """Deterministic updates without torch, so that a matrix of faults runs in seconds."""
+
+    def __init__(self, faults: Faults | None = None, *, poison: Callable[[Job], float] | None = None) -> None:
+        self._faults = faults or Faults()
+        self._poison = poison
+
+    async def run(self, job: Job) -> Result:
+        """Write an update that depends on site, round and received model."""
+        await asyncio.sleep(0)
+        if self._faults.reaches("train"):
+            self._faults.fired.set()
+            await asyncio.Event().wait()
+        if job.kind == "train":
+            layout = layout_from_json(job.layout)
+            received = layout.unflatten(Path(job.received).read_bytes())  # noqa: ASYNC240
+            seed = int.from_bytes(hashlib.sha256(f"{job.me}/{job.round}".encode()).digest()[:8], "little")
+            rng = np.random.default_rng(seed)
+            update = {
+                name: (rng.uniform(-0.5, 0.5, vector.size) - 0.1 * vector).astype("<f4")
+                for name, vector in received.items()
+            }
+            if self._poison is not None:
+                update = {name: vector * np.float32(self._poison(job)) for name, vector in update.items()}
+            save_blocks(Path(job.update_to), update)
+        return Result(samples=100, metrics=SiteMetrics(samples=100, accuracy=0.5, loss=1.0), row={})
+
+    async def close(self) -> None:
+        """Nothing runs."""
