@@ -549,6 +549,9 @@ class StudyRunner:
         self._settled.set()
 
     def _leave(self) -> None:
+        if self._machine is not None:
+            # Who vanished in this round is not waited for before the next; whoever is back is ready anyway.
+            self._missing |= {node for node, reason in self._machine.left.items() if reason == "NotConnected"}
         self._attempt = self._machine = None
         self._answers, self._traffic = {}, {}
 

@@ -34,8 +34,8 @@ _TRANSFER_SECONDS = 60.0
 _SLOWEST_BYTES_PER_SECOND = 256 * 1024
 _CORRUPT_TRANSFERS = 3
 
-# Worth another try: the link broke, or the coordinator cannot write just now.
-_TRANSIENT = (NetworkError, NotConnectedError, StorageError)
+# Worth another try: the link broke.
+_TRANSIENT = (NetworkError, NotConnectedError)
 
 T = TypeVar("T")
 Handler = Callable[[pb.CoordinatorMessage], None]
@@ -85,7 +85,15 @@ class Session:
     async def upload(self, header: pb.UploadHeader, bulk: bytes) -> pb.UploadReceipt:
         """Send one answer, again and again with the same bytes, until it is acknowledged or refused."""
         seconds = _TRANSFER_SECONDS + len(bulk) / _SLOWEST_BYTES_PER_SECOND
-        return await self._persist(lambda link: link.upload(_parts(header, bulk), timeout=seconds))
+
+        async def transfer(link: CoordinatorLink) -> pb.UploadReceipt:
+            try:
+                return await link.upload(_parts(header, bulk), timeout=seconds)
+            except StorageError as error:
+                # The coordinator's disk, not ours: it may have room again before the deadline.
+                raise NotConnectedError(error.message) from error
+
+        return await self._persist(transfer)
 
     async def download(
         self,
@@ -109,7 +117,7 @@ class Session:
                 corrupt += 1
                 if corrupt == _CORRUPT_TRANSFERS:
                     raise
-            except (NetworkError, StorageError) as error:
+            except NetworkError as error:
                 if type(error) not in _TRANSIENT:
                     raise
                 log.warning("a transfer failed (%s); it will be tried again", error.code)

@@ -127,7 +127,7 @@ class Processes:
         path = self.workspace.coordinator_file
         table = read_toml(path)
         table["coordinator"]["address"] = f"127.0.0.1:{self.port}"
-        table["limits"] = {"heartbeat": 1.0, "grace": 15.0}
+        table["limits"] = {"heartbeat": 1.0, "grace": 8.0}
         path.write_bytes(tomli_w.dumps(table).encode())
 
     def _start(
