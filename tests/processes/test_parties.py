@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,12 @@ def workspace(folder: Path, port: int) -> Workspace:
     return made
 
 
-def run(module: str, file: Path, **options: object) -> subprocess.CompletedProcess[str]:
+def run(module: str, file: Path, prepare_child: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
     """A process to its end."""
+    command = [sys.executable, "-m", module, str(file)]
     return subprocess.run(
-        [sys.executable, "-m", module, str(file)],
-        capture_output=True, text=True, check=False, cwd=ROOT, timeout=60, **options,  # type: ignore[call-overload]
-    )  # fmt: skip
+        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60, preexec_fn=prepare_child
+    )
 
 
 def complaint(text: str) -> list[str]:
@@ -109,7 +110,7 @@ def test_a_full_disk_at_the_coordinator(tmp_path: Path) -> None:
     def no_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    done = run("coordinator", made.coordinator_file, preexec_fn=no_room)
+    done = run("coordinator", made.coordinator_file, no_room)
     assert done.returncode == 6
     assert "free space" in done.stderr.splitlines()[-1]
 

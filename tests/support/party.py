@@ -51,7 +51,7 @@ def main() -> int:
         import node.main
 
         if os.environ.get("SECURE_FL_TEST_TRAINING") == "fake":
-            node.main.WorkerProcess = FakeTraining  # type: ignore[misc,assignment]
+            vars(node.main)["WorkerProcess"] = FakeTraining
         run = node.main.main
     return run(arguments)
 
