@@ -21,7 +21,7 @@ class Policy:
         self._me = me
 
     def check_study(self, study_id: str, study: Study, approvals: frozenset[str]) -> None:
-        """Raise `RefusedError` unless this site takes part in exactly this study."""
+        """Raise `RefusedError` (or `SettingsError`) unless this site can and will take part in exactly this study."""
         policy = self._file.policy
         if study.id != study_id:
             raise RefusedError("the offered study is not the one its id names")
@@ -39,6 +39,8 @@ class Policy:
         # A module:attribute task is imported only if the site itself wrote that very string into its file.
         if study.task.name not in policy.tasks and not tasks.is_installed_id(study.task.name):
             raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
+        study.make_strategy()
+        study.make_protection()
         if study.task.dataset_id not in self._file.datasets:
             raise RefusedError(f"there is no [datasets.{study.task.dataset_id}] here")
         if study.protection.colluders < policy.colluders:

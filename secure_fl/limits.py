@@ -22,6 +22,7 @@ STUDY_ID_CHARS: Final = 64
 DIGEST_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 NODES: Final = 256
+SAMPLES: Final = 2**53  # what a double counts exactly
 BLOCKS: Final = 4096
 TENSORS_PER_BLOCK: Final = 4096
 DIMENSIONS: Final = 8

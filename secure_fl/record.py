@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from secure_fl.errors import SchemaError
 from secure_fl.files import write_atomically
 
 RECORD_VERSION = 1
@@ -92,7 +93,9 @@ class StudyRecord:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild from decoded JSON."""
+        """Rebuild from decoded JSON. Raises `SchemaError` for what a newer version wrote."""
+        if values.get("version", RECORD_VERSION) > RECORD_VERSION:
+            raise SchemaError("the study's record was written by a newer version")
         rounds = tuple(round_from_json(item) for item in values["rounds"])
         return cls(**{**values, "roster": tuple(values["roster"]), "rounds": rounds})
 

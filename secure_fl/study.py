@@ -185,6 +185,22 @@ class Study(Settings):
             raise SettingsError("the offered study has another format version", advice="upgrade the older side")
         return cls.parse(values)
 
+    def completed(self) -> Self:
+        """The study with every default of its task and strategy written out.
+
+        This is the form whose hash is approved: another release with other defaults is then another study.
+        """
+        from secure_fl import tasks  # creating a task needs torch, which reading a study does not
+
+        task = tasks.create(self.task.name, self.task.settings).settings.model_dump(mode="json")
+        strategy = self.make_strategy().settings.model_dump(mode="json")
+        return self.model_copy(
+            update={
+                "task": self.task.model_copy(update={"settings": task}),
+                "strategy": self.strategy.model_copy(update={"settings": strategy}),
+            }
+        )
+
     def to_table(self) -> dict[str, Any]:
         """The study as it would stand in a TOML file."""
         table: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
@@ -224,7 +240,7 @@ class Study(Settings):
     def check(self, *, nodes: int | None = None) -> None:
         """Everything that can be known without a site: names exist, parts fit together, enough sites.
 
-        Raises `SettingsError` (or `CohortTooSmallError`) with the first problem.
+        Raises `SettingsError`, or `OverflowInvariantError` where the bits do not suffice, with the first problem.
         """
         # Imported here: the registries are light, the task itself needs torch.
         from secure_fl import tasks

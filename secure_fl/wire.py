@@ -6,6 +6,7 @@ Both ends use this module, so a message one side would refuse is never built by 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -147,7 +148,16 @@ def check_upload_header(header: pb.UploadHeader) -> None:
     require(header.payload.phase == header.phase, "payload and header disagree on the phase")
     check_object(header.bulk)
     require(len(header.signature) == limits.SIGNATURE_BYTES, "an upload is not signed")
+    _check_metrics(header.metrics)
     require(header.upload_id == upload_id(header), "an upload id does not match its content")
+
+
+def _check_metrics(report: pb.MetricsReport) -> None:
+    require(report.samples <= limits.SAMPLES, "a number of samples is out of range")
+    for rate in (report.accuracy, report.global_accuracy):
+        require(0.0 <= rate <= 1.0, "an accuracy is out of range")
+    for error in (report.loss, report.mse):
+        require(math.isfinite(error), "a loss is not finite")
 
 
 def upload_id(header: pb.UploadHeader) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -76,6 +77,9 @@ def _print(summary: dict[str, Any]) -> None:
     table = Table(
         title=f"{summary['study']}: {summary['strategy']} under {summary['protection']!r}",
         title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     table.add_column("site", no_wrap=True)
     for column in ("samples", "accuracy", "loss", "ε", "sent", "received", "rounds", "dropped"):

@@ -105,7 +105,7 @@ def new(
 @app.command()
 def check(path: StudyPath, as_json: AsJson = False) -> None:
     """Validate a study: keys, names, whether its parts fit together, whether there are enough sites."""
-    study = Study.read(path)
+    study = Study.read(path).completed()
     sites = len(study.study.roster)
     study.check(nodes=None if sites else study.simulation.nodes)
     facts: dict[str, Any] = {"study": study.study.name, "id": study.id, "sites": sites, "valid": True}
@@ -122,7 +122,7 @@ def show(path: StudyPath, as_json: AsJson = False) -> None:
     """Explain in plain language what leaves a site and who learns what."""
     from secure_fl.explain import explain  # needs torch, which `--help` should not wait for
 
-    study = Study.read(path)
+    study = Study.read(path).completed()
     study.check()
     sections = explain(study)
     if as_json:

@@ -1,8 +1,9 @@
 """A site's ledger: an append-only, hash-chained, signed list of what left the node.
 
-One JSON object per line. Entry 0 carries the site's certificate; every entry names the SHA-256 of the line before
-it and is signed by the key bound to that certificate. So an entry that is changed, removed or moved breaks the
-chain, and one that is added needs the site's key. Cutting off the tail is what a chain alone cannot show.
+One JSON object per line. Entry 0 carries the site's certificate, an entry "renewed" its successor; every entry names
+the SHA-256 of the line before it and is signed by the key bound to the certificate in force. So an entry that is
+changed, removed or moved breaks the chain, and one that is added needs the site's key. Cutting off the tail is what a
+chain alone cannot show.
 """
 
 from __future__ import annotations
@@ -52,9 +53,15 @@ class Ledger:
         self._next = 0
         self._head = _START
         self._whole = True  # false while half a line may stand at the end
+        self._owner: Certificate | None = None
         self._recover()
-        if self._next == 0:
-            self.append("opened", {"name": certificate.name, "certificate": certificate.pem.decode()})
+        mine = {"name": certificate.name, "certificate": certificate.pem.decode()}
+        if self._owner is None:
+            self.append("opened", mine)
+        elif self._owner.name != certificate.name:
+            raise LedgerError(f"{path} belongs to {self._owner.name!r}, not to {certificate.name!r}")
+        elif self._owner.signing_public != key.public:
+            self.append("renewed", mine)  # From here on the new key signs; the chain goes on.
 
     def append(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Add an entry; it is on disk when this returns. Raises `StorageError`."""
@@ -87,8 +94,7 @@ class Ledger:
     def _recover(self) -> None:
         """Find the end of the chain, and drop a last line that a crash left without its newline.
 
-        Raises `SchemaError` for a newer version and `LedgerError` for what this key cannot continue; the file is
-        then left as it is.
+        Raises `SchemaError` for a newer version and `LedgerError` for what is no ledger; the file is left as it is.
         """
         if not self._path.exists():
             return
@@ -98,22 +104,18 @@ class Ledger:
             raise StorageError(f"{self._path}: cannot be read ({error.strerror})") from error
         whole, newline, torn = content.rpartition(b"\n")
         if whole:
-            first, last = whole.split(b"\n", 1)[0], whole.rsplit(b"\n", 1)[-1]
+            lines = whole.split(b"\n")
             try:
-                entry = json.loads(last)
+                entry = json.loads(lines[-1])
                 newer, sequence = entry["version"] > LEDGER_VERSION, int(entry["sequence"])
-                owner = b"" if newer else _owner(json.loads(first))
+                owners = [line for line in lines if line is lines[0] or b'"kind": "renewed"' in line]
+                owner = None if newer else _owner(json.loads(owners[-1]))
             except (SecureFLError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise LedgerError(f"{self._path}: its first or last line is not an entry") from None
             if newer:
                 raise SchemaError(f"{self._path} was written by a newer version")
-            if owner != self._key.public:
-                # Entries under a second key would break the chain for everybody who reads it.
-                raise LedgerError(
-                    f"{self._path} belongs to another signing key",
-                    advice="after a renewal of the keys move the ledger away, and keep it; a new one begins",
-                )
-            self._next, self._head = sequence + 1, hashlib.sha256(last).hexdigest()
+            self._owner = owner
+            self._next, self._head = sequence + 1, hashlib.sha256(lines[-1]).hexdigest()
         if torn:
             with self._path.open("r+b") as file:
                 file.truncate(len(whole) + len(newline))
@@ -121,10 +123,10 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> Iterator[Entry]:
-    """Every entry, verified against the chain and the certificate in entry 0.
+    """Every entry, verified against the chain and the certificate in force.
 
-    The caller checks that certificate against the consortium's CA. Raises `LedgerError` naming the first bad entry,
-    and `SchemaError` for a genuine one that a newer version wrote.
+    The caller checks the certificates in entries "opened" and "renewed" against the consortium's CA. Raises
+    `LedgerError` naming the first bad entry, and `SchemaError` for a genuine one that a newer version wrote.
     """
     try:
         lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
@@ -132,7 +134,8 @@ def read_ledger(path: Path) -> Iterator[Entry]:
         raise LedgerError(f"{path}: cannot be read ({error.strerror})") from None
     if lines == [b""]:
         raise LedgerError(f"{path}: it is empty")
-    previous, public = _START, b""
+    previous = _START
+    owner: Certificate | None = None
     for number, line in enumerate(lines):
         try:
             body = json.loads(line)
@@ -141,9 +144,9 @@ def read_ledger(path: Path) -> Iterator[Entry]:
                 raise LedgerError("out of order")
             if line != _line(body, signature):
                 raise LedgerError("rewritten")  # It may mean the same, but the site did not write it.
-            if number == 0:
-                public = _owner(body)
-            verify(public, signature, _DOMAIN, _canonical(body))
+            if owner is None or body["kind"] == "renewed":
+                owner = _successor(owner, _owner(body))
+            verify(owner.signing_public, signature, _DOMAIN, _canonical(body))
             newer = body["version"] > LEDGER_VERSION
             entry = Entry(sequence=number, time=body["time"], kind=body["kind"], facts=body["facts"])
         except (SecureFLError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -154,9 +157,16 @@ def read_ledger(path: Path) -> Iterator[Entry]:
         previous = hashlib.sha256(line).hexdigest()
 
 
-def _owner(opening: Mapping[str, Any]) -> bytes:
-    """The public key that signs a ledger, from its first entry."""
-    return Certificate.from_pem(opening["facts"]["certificate"].encode()).signing_public
+def _owner(entry: Mapping[str, Any]) -> Certificate:
+    """Whose key signs from this entry on."""
+    return Certificate.from_pem(entry["facts"]["certificate"].encode())
+
+
+def _successor(owner: Certificate | None, renewed: Certificate) -> Certificate:
+    """A site may renew its keys, but a ledger never passes to another site."""
+    if owner is not None and owner.name != renewed.name:
+        raise LedgerError("another site")
+    return renewed
 
 
 def _line(body: Mapping[str, Any], signature: bytes) -> bytes:

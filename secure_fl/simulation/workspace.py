@@ -109,6 +109,7 @@ class Workspace:
 
 def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspace:
     """Make the folder, or take up an unfinished run of the same study in it. Raises `SettingsError`."""
+    study = study.completed()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -14,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from secure_fl.errors import LedgerError, SchemaError, StorageError
+from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
 from secure_fl.privacy import ledger as module
 from secure_fl.privacy.ledger import Entry, Ledger, read_ledger
@@ -225,15 +226,22 @@ def test_anything_else_in_the_place_of_an_entry_is_named(written: bytes, scratch
 # --- keys and versions ------------------------------------------------------------------------------------------
 
 
-def further_entry(written: bytes, site: Credential, *, sequence: int = ENTRIES) -> bytes:
+def further_entry(
+    written: bytes,
+    site: Credential,
+    *,
+    sequence: int | None = None,
+    kind: str = "released",
+    facts: dict[str, str] | None = None,
+) -> bytes:
     """One more entry, well formed and in its place, signed by `site`."""
     body = {
         "version": 1,
-        "sequence": sequence,
+        "sequence": len(lines_of(written)) if sequence is None else sequence,
         "previous": hashlib.sha256(lines_of(written)[-1][:-1]).hexdigest(),
         "time": NOON.isoformat(),
-        "kind": "released",
-        "facts": {},
+        "kind": kind,
+        "facts": facts or {},
     }
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     signature = site.signing_key.sign("ledger", canonical).hex()
@@ -262,15 +270,32 @@ def test_two_genuine_ledgers_of_one_key_cannot_be_spliced(
     expect_bad(scratch, b"".join([*ours[: place + 1], *theirs[place + 1 :], theirs[-1]]), place + 1)
 
 
-def test_a_site_does_not_continue_the_ledger_of_another_key(
+def test_a_site_does_not_continue_the_ledger_of_another_site(
     path: Path, written: bytes, south: Credential, north: Credential
 ) -> None:
     path.parent.mkdir()
     path.write_bytes(written)
-    with pytest.raises(LedgerError, match="another signing key"):
+    with pytest.raises(LedgerError, match="belongs to"):
         open_ledger(path, south)
     assert path.read_bytes() == written
     open_ledger(path, north).append("spent", {})
+
+
+def test_a_site_that_renews_its_keys_continues_its_ledger(
+    path: Path, scratch: Path, written: bytes, authority: Authority, north: Credential, south: Credential
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(written)
+    renewed = authority.issue("node", north.certificate.name, renew=True)
+    open_ledger(path, renewed).append("spent", {"round": 9})
+    open_ledger(path, renewed).append("spent", {"round": 10})
+    kinds = [entry.kind for entry in read_ledger(path)]
+    assert kinds[ENTRIES:] == ["renewed", "spent", "spent"]
+    # The old key is out of force, and another site's certificate is no renewal.
+    whole = path.read_bytes()
+    expect_bad(scratch, whole + further_entry(whole, north), ENTRIES + 3)
+    taken = {"name": "north", "certificate": south.certificate.pem.decode()}
+    expect_bad(scratch, whole + further_entry(whole, south, kind="renewed", facts=taken), ENTRIES + 3)
 
 
 def test_a_ledger_of_a_newer_version_is_left_untouched(
