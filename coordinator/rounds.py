@@ -12,18 +12,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
 
 from coordinator.depot import BulkFile, Depot
 from coordinator.events import Listener, ignore
 from coordinator.machine import RoundMachine
-from coordinator.store import Attempt, Store, StoredAnswer, StoredModel
-from secure_fl import tasks
-from secure_fl.blocks import Blocks, Layout
+from coordinator.recording import EVALUATE, TRAIN, RoundFacts, Traffic, record_round
+from coordinator.shared_model import SharedModel
+from coordinator.store import Attempt, Store, StoredAnswer
 from secure_fl.errors import (
     CohortTooSmallError,
     ConflictingUploadError,
@@ -32,16 +30,12 @@ from secure_fl.errors import (
     RoundError,
     StudyAbortedError,
 )
-from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, from_vector, metrics_codec, with_metrics
-from secure_fl.protect.base import Message, Opened, OpenedSums, RequestKind, RoundContext
-from secure_fl.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.protect.base import Message, Opened, RoundContext
+from secure_fl.record import RoundRecord, StudyRecord
+from secure_fl.round_context import round_context
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.strategies.aggregate import decode_sums
 from secure_fl.study import Study
-from secure_fl.tasks.model_blocks import initial_blocks
-from secure_fl.wire import layout_to_wire, reference
-
-TRAIN, EVALUATE = "train", "evaluate"
+from secure_fl.wire import reference
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +50,6 @@ class Sessions(Protocol):
     def send(self, node: str, message: pb.CoordinatorMessage) -> None:
         """Queue a message for a node; one that is not connected misses it and is told again on reconnecting."""
         ...
-
-
-@dataclass(slots=True)
-class _Traffic:
-    up: int = 0
-    down: int = 0
 
 
 class StudyRunner:
@@ -97,7 +85,7 @@ class StudyRunner:
         self._attempt: Attempt | None = None
         self._machine: RoundMachine | None = None
         self._answers: dict[tuple[str, str], StoredAnswer] = {}
-        self._traffic: dict[str, _Traffic] = {}
+        self._traffic: dict[str, Traffic] = {}
         self._away_since: dict[str, float] = {}
         self._missing: frozenset[str] = frozenset()
         self._records: list[RoundRecord] = []
@@ -130,8 +118,8 @@ class StudyRunner:
             roster=tuple(self.study.study.roster),
             outcome=self.outcome,  # type: ignore[arg-type]
             reason=self.reason,
-            parameters=self._model_size,
-            shared_parameters=self._layout.size,
+            parameters=self._model.parameters,
+            shared_parameters=self._model.layout.size,
             combinations_opened=sum(record.combinations for record in self._records),
             rounds=tuple(self._records),
         )
@@ -139,22 +127,8 @@ class StudyRunner:
     def _open(self) -> None:
         """Load the current model, or make the first one from the study's seed."""
         self._store.add_study(self.id, self.study.canonical(), now=self._now())
-        task = tasks.create(self.study.task.name, self.study.task.settings)
-        whole, start = initial_blocks(task, self.study.study.seed)
-        self._classification = task.kind == "classification"
-        self._model_size = whole.size
-        request = self._strategy.request(whole, task.head(whole.names))
-        self._kind = request.kind
-        self._layout = whole.select(request.blocks)
-        self._minimum = self.study.min_cohort(request.kind)
-        model = self._store.model(self.id)
-        if model is None:
-            blocks = {name: start[name] for name in self._layout.names}
-            model = self._write_model(0, blocks)
-            self._store.add_model(self.id, model)
-        raw = self.depot.object_path(model.object).read_bytes()
-        self._model = model
-        self._blocks: Blocks = self._layout.unflatten(raw)
+        self._model = SharedModel(self.study, self._strategy, self._store, self.depot)
+        self._minimum = self.study.min_cohort(self._model.kind)
         self._records = list(self._store.records(self.id))
 
     async def _closing_evaluation(self) -> None:
@@ -212,7 +186,7 @@ class StudyRunner:
             attempt=attempt_number,
             kind=kind,
             invited=invited,
-            model_version=self._model.version,
+            model_version=self._model.current.version,
             started=self._now(),
         )
         await asyncio.to_thread(self._store.begin_attempt, attempt)
@@ -263,23 +237,32 @@ class StudyRunner:
 
     async def _publish(self, attempt: Attempt, opened: Opened) -> None:
         """13.–14. Decode the sums, let the strategy step, and make the result the current model."""
-        means, metrics, kept = self._decode(attempt, opened)
-        model: StoredModel | None = None
-        if attempt.kind == TRAIN:
-            blocks = await asyncio.to_thread(self._strategy.step, self._blocks, means)
-            self._check_step(blocks)
-            model = await asyncio.to_thread(self._write_model, attempt.model_version + 1, blocks)
-        record = self._round_record(attempt, opened, metrics, kept)
-        await asyncio.to_thread(self._store.commit_round, attempt, record, model)
+        decoded = self._model.decode(opened, training=attempt.kind == TRAIN)
+        stepped = await asyncio.to_thread(self._model.step, decoded.means) if attempt.kind == TRAIN else None
+        record = record_round(
+            RoundFacts(
+                attempt=attempt,
+                opened=opened,
+                left=self._require_machine().left,
+                answers=self._answers.values(),
+                traffic=self._traffic,
+                metrics=decoded.metrics,
+                blocks_kept=decoded.blocks_kept,
+                seconds=self._now() - attempt.started,
+            ),
+            roster=self.study.study.roster,
+            per_node=self.study.metrics.share == "per-node",
+        )
+        await asyncio.to_thread(self._store.commit_round, attempt, record, stepped and stepped[0])
         # From here on the round is a fact; what follows can be lost and rebuilt.
-        previous = self._model
-        if model is not None:
-            self._model, self._blocks = model, blocks
+        previous = self._model.current
+        if stepped is not None:
+            self._model.adopt(*stepped)
         self._records.append(record)
         self._leave()
         self._close_round(attempt, committed=True, reason="")
-        await asyncio.to_thread(self._tidy, {previous.object, self._model.object})
-        self._emit("round-committed", **_json(record))
+        await asyncio.to_thread(self._tidy, {previous.object, self._model.current.object})
+        self._emit("round-committed", **asdict(record))
 
     async def _void(self, attempt: Attempt | None, error: RoundError) -> None:
         if attempt is None:
@@ -406,26 +389,22 @@ class StudyRunner:
 
     def count(self, node: str, *, up: int = 0, down: int = 0) -> None:
         """Add to a node's traffic in this round."""
-        traffic = self._traffic.setdefault(node, _Traffic())
+        traffic = self._traffic.setdefault(node, Traffic())
         traffic.up += up
         traffic.down += down
 
     # --- pieces -----------------------------------------------------------------------------------------------
 
     def _context(self, attempt: Attempt) -> RoundContext:
-        kind = self._kind if attempt.kind == TRAIN else RequestKind.SUM
-        layout = self._layout if attempt.kind == TRAIN else Layout(())
-        return RoundContext(
-            study_id=self.id,
-            round=attempt.number,
+        return round_context(
+            self.study,
+            number=attempt.number,
             attempt=attempt.attempt,
-            base_model=self._model.digest,
+            training=attempt.kind == TRAIN,
+            base_model=self._model.current.digest,
             invited=attempt.invited,
-            layout=with_metrics(layout, kind, share=self.study.metrics.share),
-            kind=kind,
-            bits=self.study.protection.bits,
-            colluders=self.study.protection.colluders,
-            min_cohort=self.study.min_cohort(kind),
+            shared=self._model.layout,
+            kind=self._model.kind,
         )
 
     def _announcement(self, node: str) -> pb.CoordinatorMessage:
@@ -441,12 +420,7 @@ class StudyRunner:
             kind=pb.ROUND_KIND_TRAIN if attempt.kind == TRAIN else pb.ROUND_KIND_EVALUATE,
             phase=machine.phase,
             deadline_ms=int(seconds * 1000),
-            model=pb.ModelRef(
-                version=self._model.version,
-                digest=self._model.digest,
-                blocks=layout_to_wire(self._layout),
-                object=pb.ObjectRef(sha256=self._model.object, size=self._layout.size * 4),
-            ),
+            model=self._model.reference(),
             invited=attempt.invited,
             payload=pb.Payload(
                 protection=self._protection.name,
@@ -459,81 +433,6 @@ class StudyRunner:
             self.depot.put(message.bulk)
             body.bulk.CopyFrom(reference(message.bulk))
         return pb.CoordinatorMessage(study_id=self.id, announcement=body)
-
-    def _decode(self, attempt: Attempt, opened: Opened) -> tuple[Any, SiteMetrics, tuple[str, ...]]:
-        sums = dict(opened.blocks) if isinstance(opened, OpenedSums) else {}
-        metrics = SiteMetrics()
-        if (block := sums.pop(METRICS_BLOCK, None)) is not None:
-            mean = metrics_codec(self.study.protection.bits).decode(block)
-            metrics = from_vector(
-                mean, classification=self._classification, has_global_model=self._strategy.has_global_model
-            )
-        asked = self._layout.names if attempt.kind == TRAIN and isinstance(opened, OpenedSums) else ()
-        kept = tuple(name for name in asked if name not in sums)
-        return decode_sums(sums, self.study.codec()), metrics, kept
-
-    def _check_step(self, blocks: Blocks) -> None:
-        self._layout.check(blocks)
-        if not all(np.isfinite(vector).all() for vector in blocks.values()):
-            raise ProtectionError("the strategy's step produced NaN or infinity")
-
-    def _write_model(self, version: int, blocks: Blocks) -> StoredModel:
-        digest = self._layout.digest(blocks)
-        return StoredModel(version=version, digest=digest, object=self.depot.put_model(version, self._layout, blocks))
-
-    def _round_record(
-        self, attempt: Attempt, opened: Opened, metrics: SiteMetrics, kept: tuple[str, ...]
-    ) -> RoundRecord:
-        nodes = tuple(self._node_round(name, attempt, opened) for name in self.study.study.roster)
-        record = RoundRecord(
-            number=attempt.number,
-            kind=attempt.kind,  # type: ignore[arg-type]
-            attempts=attempt.attempt,
-            seconds=self._now() - attempt.started,
-            nodes=nodes,
-            combinations=0 if isinstance(opened, OpenedSums) else len(opened.recipients),
-            blocks_kept=kept,
-            mean_accuracy=metrics.accuracy,
-            mean_loss=metrics.loss,
-            mean_mse=metrics.mse,
-            global_accuracy=metrics.global_accuracy,
-        )
-        if self.study.metrics.share == "per-node":
-            record = replace(
-                record,
-                mean_accuracy=_mean(node.accuracy for node in nodes),
-                mean_loss=_mean(node.loss for node in nodes),
-                mean_mse=_mean(node.mse for node in nodes),
-                global_accuracy=_mean_over_samples(nodes),
-            )
-        return record
-
-    def _node_round(self, name: str, attempt: Attempt, opened: Opened) -> NodeRound:
-        left = self._require_machine().left.get(name, "")
-        if name in opened.cohort:
-            outcome, left = "took part", ""
-        elif name not in attempt.invited:
-            outcome = "absent"
-        else:
-            outcome = "dropped" if left in ("LateMessage", "NotConnected", "") else "sat out"
-        traffic = self._traffic.get(name, _Traffic())
-        report = pb.MetricsReport()
-        for (_, node), answer in self._answers.items():
-            if node == name and answer.header.HasField("metrics"):
-                report = answer.header.metrics
-        shared = self.study.metrics.share == "per-node" and report.samples > 0
-        return NodeRound(
-            name=name,
-            outcome=outcome,  # type: ignore[arg-type]
-            reason=left,
-            bytes_up=traffic.up,
-            bytes_down=traffic.down,
-            samples=report.samples if shared else None,
-            **{
-                field: getattr(report, field) if shared and report.HasField(field) else None
-                for field in ("accuracy", "loss", "mse", "global_accuracy")
-            },
-        )
 
     def _enter(
         self,
@@ -562,7 +461,7 @@ class StudyRunner:
 
     def _tidy(self, keep: set[bytes]) -> None:
         self.depot.clear_spool()
-        self.depot.prune(keep_from=self._model.version, keep_objects=keep)
+        self.depot.prune(keep_from=self._model.current.version, keep_objects=keep)
         self.record().save(self._folder / "record.json")
 
     def _require_machine(self) -> RoundMachine:
@@ -576,19 +475,3 @@ class StudyRunner:
 
 def _spool_name(node: str, header: pb.UploadHeader) -> str:
     return f"{header.round}-{header.attempt}-{node}-{header.upload_id.hex()[:32]}"
-
-
-def _mean(values: Any) -> float | None:
-    present = [value for value in values if value is not None]
-    return float(np.mean(present)) if present else None
-
-
-def _mean_over_samples(nodes: tuple[NodeRound, ...]) -> float | None:
-    pairs = [(n.global_accuracy, n.samples) for n in nodes if n.global_accuracy is not None and n.samples]
-    if not pairs:
-        return None
-    return float(np.average([accuracy for accuracy, _ in pairs], weights=[samples for _, samples in pairs]))
-
-
-def _json(record: RoundRecord) -> dict[str, Any]:
-    return asdict(record)

@@ -22,11 +22,12 @@ from node.store import StudyStore, load_blocks, save_blocks
 from secure_fl.blocks import Layout
 from secure_fl.errors import ProtectionError, RestartedError, SecureFLError
 from secure_fl.identity.signing import SigningKey
-from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector, with_metrics
+from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.base import Contribution, Message, NodeHalf, Protection, RequestKind, RoundContext
 from secure_fl.protect.weights import WEIGHT_UNITS, quantise_weight
 from secure_fl.randomness import KeyStream, Randomness
+from secure_fl.round_context import round_context
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.strategies.aggregate import decode_sums, encode_update
 from secure_fl.study import Study
@@ -287,19 +288,15 @@ class Round:
     # --- small things -----------------------------------------------------------------------------------------
 
     def _context(self, announcement: pb.PhaseAnnouncement, layout: Layout) -> RoundContext:
-        kind = self._kind(announcement, layout)
-        shared = layout if announcement.kind == pb.ROUND_KIND_TRAIN else Layout(())
-        return RoundContext(
-            study_id=self._study.id,
-            round=announcement.round,
+        return round_context(
+            self._study,
+            number=announcement.round,
             attempt=announcement.attempt,
+            training=announcement.kind == pb.ROUND_KIND_TRAIN,
             base_model=announcement.model.digest,
             invited=tuple(announcement.invited),
-            layout=with_metrics(shared, kind, share=self._study.metrics.share),
-            kind=kind,
-            bits=self._study.protection.bits,
-            colluders=self._study.protection.colluders,
-            min_cohort=self._study.min_cohort(kind),
+            shared=layout,
+            kind=self._kind(announcement, layout),
         )
 
     def _phases(self, announcement: pb.PhaseAnnouncement) -> tuple[str, ...]:

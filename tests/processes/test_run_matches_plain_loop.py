@@ -73,7 +73,7 @@ def test_processes_threads_and_a_plain_loop_agree(tmp_path: Path) -> None:
     assert models["threads"].keys() == models["processes"].keys()
     for name, tensor in models["threads"].items():
         assert np.array_equal(tensor, models["processes"][name]), name
-    # And both stay within the grid's rounding, accumulated over the rounds, of the float computation.
+    # Rounding moves a value by at most 2⁻¹⁵ a round; training amplifies that a little (0.003 was seen here).
     layout, _ = initial_blocks(tasks.create("digits", {}), SEED)
     for name, tensor in layout.tensors(model).items():
-        assert np.abs(tensor - models["threads"][name]).max() < 0.05, name
+        assert np.abs(tensor - models["threads"][name]).max() < 0.01, name

@@ -1,0 +1,103 @@
+"""What a round leaves in the study's record, as far as [metrics] share lets it be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from coordinator.store import Attempt, StoredAnswer
+from secure_fl.metrics import SiteMetrics
+from secure_fl.protect.base import Opened, OpenedSums
+from secure_fl.record import NodeRound, RoundRecord
+from secure_fl.rpc import federation_pb2 as pb
+
+TRAIN, EVALUATE = "train", "evaluate"
+
+_VANISHED = ("LateMessage", "NotConnected", "")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """One node's bytes in one round."""
+
+    up: int = 0
+    down: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFacts:
+    """Everything that is known when a round is opened."""
+
+    attempt: Attempt
+    opened: Opened
+    left: Mapping[str, str]  # node → why it did not answer
+    answers: Iterable[StoredAnswer]
+    traffic: Mapping[str, Traffic]
+    metrics: SiteMetrics  # the cohort's mean, where it was part of the sum
+    blocks_kept: tuple[str, ...]
+    seconds: float
+
+
+def record_round(facts: RoundFacts, *, roster: Iterable[str], per_node: bool) -> RoundRecord:
+    """The round's record."""
+    reports = {a.node: a.header.metrics for a in facts.answers if per_node and a.header.HasField("metrics")}
+    nodes = tuple(_node(name, facts, reports.get(name)) for name in roster)
+    kind: Literal["train", "evaluate"] = "train" if facts.attempt.kind == TRAIN else "evaluate"
+    record = RoundRecord(
+        number=facts.attempt.number,
+        kind=kind,
+        attempts=facts.attempt.attempt,
+        seconds=facts.seconds,
+        nodes=nodes,
+        combinations=0 if isinstance(facts.opened, OpenedSums) else len(facts.opened.recipients),
+        blocks_kept=facts.blocks_kept,
+        mean_accuracy=facts.metrics.accuracy,
+        mean_loss=facts.metrics.loss,
+        mean_mse=facts.metrics.mse,
+        global_accuracy=facts.metrics.global_accuracy,
+    )
+    if not per_node:
+        return record
+    return replace(
+        record,
+        mean_accuracy=_mean(node.accuracy for node in nodes),
+        mean_loss=_mean(node.loss for node in nodes),
+        mean_mse=_mean(node.mse for node in nodes),
+        global_accuracy=_mean_over_samples(nodes),
+    )
+
+
+def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None) -> NodeRound:
+    outcome: Literal["took part", "dropped", "sat out", "absent"]
+    reason = facts.left.get(name, "")
+    if name in facts.opened.cohort:
+        outcome, reason = "took part", ""
+    elif name not in facts.attempt.invited:
+        outcome = "absent"
+    else:
+        outcome = "dropped" if reason in _VANISHED else "sat out"
+    traffic = facts.traffic.get(name, Traffic())
+    shared = NodeRound(name=name, outcome=outcome, reason=reason, bytes_up=traffic.up, bytes_down=traffic.down)
+    if report is None:
+        return shared
+    fields = ("accuracy", "loss", "mse", "global_accuracy")
+    measured = {field: getattr(report, field) for field in fields if report.HasField(field)}
+    return replace(shared, samples=report.samples, **measured)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return float(np.mean(present)) if present else None
+
+
+def _mean_over_samples(nodes: tuple[NodeRound, ...]) -> float | None:
+    """The common model's accuracy on all sites' test data together."""
+    pairs = [
+        (node.global_accuracy, node.samples) for node in nodes if node.global_accuracy is not None and node.samples
+    ]
+    if not pairs:
+        return None
+    return float(np.average([accuracy for accuracy, _ in pairs], weights=[samples for _, samples in pairs]))
