@@ -1,16 +1,26 @@
 """One attempt at one round as an explicit state machine. No I/O, no clock: the rounds drive it.
 
-begin ─► collecting(phase 1) ─close─► collecting(phase 2) ─close─► … ─close─► opened
-            │ accept / leave                                          │
-            └── close raises CohortTooSmallError ─► the attempt is void ┘
+    begin ─► collecting(phase 1) ─close─► collecting(phase 2) ─close─► … ─close─► opened
+                │ accept / leave                                          │
+                └── close raises CohortTooSmallError ─► the attempt is void ┘
+
+`accept` and `close` may run in a thread while the event loop looks: a phase is one value that is replaced as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from secure_fl.errors import LateMessageError
 from secure_fl.protect.base import Ask, Bulk, Message, Opened, Protection, RoundContext
+
+
+@dataclass(frozen=True, slots=True)
+class _Collecting:
+    phase: str = ""
+    asked: Mapping[str, Message] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
 
 
 class RoundMachine:
@@ -18,11 +28,32 @@ class RoundMachine:
 
     def __init__(self, protection: Protection, context: RoundContext) -> None:
         self.context = context
-        self.phase = ""
-        self.asked: Mapping[str, Message] = {}
-        self.answered: set[str] = set()
         self.left: dict[str, str] = {}  # node → error code, over all phases
         self._half = protection.coordinator(context)
+        self._now = _Collecting()
+
+    @property
+    def phase(self) -> str:
+        """The phase that is being collected; empty before the first and after the last."""
+        return self._now.phase
+
+    @property
+    def asked(self) -> Mapping[str, Message]:
+        """What everybody is asked in this phase."""
+        return self._now.asked
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Who may still answer."""
+        now = self._now
+        return frozenset(now.asked) - now.answered - self.left.keys()
+
+    def question(self, node: str) -> tuple[str, Message] | None:
+        """What `node` is being asked, if it may still answer."""
+        now = self._now
+        if node not in now.asked or node in now.answered or node in self.left:
+            return None
+        return now.phase, now.asked[node]
 
     def begin(self) -> None:
         """Enter the first phase."""
@@ -33,17 +64,12 @@ class RoundMachine:
         if phase != self.phase or node not in self.waiting:
             raise LateMessageError(f"{node}: phase {phase!r} is over or was not asked of it")
         self._half.accept(node, message, bulk)
-        self.answered.add(node)
+        self._now.answered.add(node)
 
     def leave(self, node: str, reason: str) -> None:
         """`node` will not answer this phase."""
         if node in self.waiting:
             self.left[node] = reason
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        """Who may still answer."""
-        return frozenset(self.asked) - self.answered - self.left.keys()
 
     def close(self) -> Opened | None:
         """End the phase with whoever answered: the next phase is entered, or the result returned."""
@@ -53,10 +79,8 @@ class RoundMachine:
         if isinstance(result, Ask):
             self._enter(result)
             return None
-        self.phase, self.asked = "", {}
+        self._now = _Collecting()
         return result
 
     def _enter(self, ask: Ask) -> None:
-        self.phase = ask.phase
-        self.asked = ask.messages
-        self.answered = set()
+        self._now = _Collecting(ask.phase, ask.messages)

@@ -226,7 +226,8 @@ class StudyRunner:
         position = len(await asyncio.to_thread(self._store.closed_phases, attempt))
         while True:
             for node in sorted(machine.waiting):
-                self._sessions.send(node, self._announcement(node))
+                if (announcement := self.catch_up(node)) is not None:
+                    self._sessions.send(node, announcement)
             await self._wait_for_answers(machine, self._deadline(position))
             async with self._lock:
                 await asyncio.to_thread(self._store.close_phase, attempt, position, machine.phase)
@@ -331,10 +332,11 @@ class StudyRunner:
         self._pulse.set()
 
     def catch_up(self, node: str) -> pb.CoordinatorMessage | None:
-        """What a node that has just (re)connected should be doing now."""
-        if self._machine is not None and node in self._machine.waiting:
-            return self._announcement(node)
-        return None
+        """What a node should be doing now, if anything: also for one that has just (re)connected."""
+        question = self._machine and self._machine.question(node)
+        if self._attempt is None or self._machine is None or question is None:
+            return None
+        return self._announcement(self._attempt, self._machine, *question)
 
     def refused(self, node: str, reason: str) -> None:
         """A site's policy does not allow this study. The study lead sees that, and only the kind of reason."""
@@ -407,24 +409,22 @@ class StudyRunner:
             kind=self._model.kind,
         )
 
-    def _announcement(self, node: str) -> pb.CoordinatorMessage:
-        attempt, machine = self._attempt, self._require_machine()
-        if attempt is None:
-            raise LateMessageError("no round is open")
-        message = machine.asked[node]
+    def _announcement(
+        self, attempt: Attempt, machine: RoundMachine, phase: str, message: Message
+    ) -> pb.CoordinatorMessage:
         phases = self._protection.phases(machine.context.kind)
-        seconds = self.study.rounds.deadline if machine.phase == phases[0] else self.study.rounds.phase_deadline
+        seconds = self.study.rounds.deadline if phase == phases[0] else self.study.rounds.phase_deadline
         body = pb.PhaseAnnouncement(
             round=attempt.number,
             attempt=attempt.attempt,
             kind=pb.ROUND_KIND_TRAIN if attempt.kind == TRAIN else pb.ROUND_KIND_EVALUATE,
-            phase=machine.phase,
+            phase=phase,
             deadline_ms=int(seconds * 1000),
             model=self._model.reference(),
             invited=attempt.invited,
             payload=pb.Payload(
                 protection=self._protection.name,
-                phase=machine.phase,
+                phase=phase,
                 version=self._protection.payload_version,
                 body=message.body,
             ),
