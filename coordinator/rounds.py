@@ -333,10 +333,10 @@ class StudyRunner:
 
     def catch_up(self, node: str) -> pb.CoordinatorMessage | None:
         """What a node should be doing now, if anything: also for one that has just (re)connected."""
-        question = self._machine and self._machine.question(node)
-        if self._attempt is None or self._machine is None or question is None:
+        attempt, machine = self._attempt, self._machine
+        if attempt is None or machine is None or (question := machine.question(node)) is None:
             return None
-        return self._announcement(self._attempt, self._machine, *question)
+        return self._announcement(attempt, machine, *question)
 
     def refused(self, node: str, reason: str) -> None:
         """A site's policy does not allow this study. The study lead sees that, and only the kind of reason."""
