@@ -6,18 +6,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from secure_fl.party import IdentitySection, PartyFile
+from secure_fl.party import DialingFile, DialingSection
 from secure_fl.settings import Settings
 from secure_fl.tasks.partition import PartitionSettings
 
 
-class NodeSection(IdentitySection):
-    """Who this node is and which coordinator, and no other, it talks to."""
+class NodeSection(DialingSection):
+    """Who this node is, which coordinator, and no other, it talks to, and what it trains on."""
 
     name: str
-    coordinator: str  # host:port
-    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
-    proxy: str = ""  # http://[user:password@]host:port; empty: the environment's HTTPS_PROXY / NO_PROXY
     device: str = "cpu"
     threads: int = Field(0, ge=0)  # torch threads of the training process; 0: torch decides
 
@@ -58,7 +55,7 @@ class SimulationSection(Settings):
     seed: int
 
 
-class NodeFile(PartyFile):
+class NodeFile(DialingFile):
     """Everything a node needs to start."""
 
     node: NodeSection
@@ -67,6 +64,6 @@ class NodeFile(PartyFile):
     simulation: SimulationSection | None = None
 
     @property
-    def identity(self) -> IdentitySection:
-        """The section with the certificate."""
+    def dialing(self) -> DialingSection:
+        """The section that names the coordinator."""
         return self.node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from secure_fl.errors import CertificateError
 from secure_fl.identity.certificates import TrustStore
@@ -34,6 +34,14 @@ class IdentitySection(Settings):
     signing_key: str = ""  # default: the certificate's name with .signing.key
     ca: str = "ca.pem"
     crl: str = "crl.pem"
+
+
+class DialingSection(IdentitySection):
+    """The one coordinator a party talks to."""
+
+    coordinator: str  # host:port
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+    proxy: str = ""  # http://[user:password@]host:port; empty: the environment's HTTPS_PROXY / NO_PROXY
 
 
 class PartyFile(Settings):
@@ -91,3 +99,17 @@ class PartyFile(Settings):
     def trust(self) -> TrustStore:
         """The CA with its revocation list."""
         return TrustStore(self.ca_pem(), self.path(self.identity.crl))
+
+
+class DialingFile(PartyFile):
+    """The file of a party that connects to a coordinator."""
+
+    @property
+    def dialing(self) -> DialingSection:
+        """The section that names the coordinator."""
+        raise AttributeError("a dialing file defines its section")
+
+    @property
+    def identity(self) -> IdentitySection:
+        """The same section holds the certificate."""
+        return self.dialing
