@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import secure_fl
 from coordinator.rounds import StudyRunner
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 _HELLO_SECONDS = 20.0
 _CHUNK_SECONDS = 30.0  # the longest pause within an upload
+# An upload as a whole: a fixed part and one that grows with the size (256 KiB/s is a very slow line).
+_UPLOAD_SECONDS = 60.0
+_SLOWEST_BYTES_PER_SECOND = 256 * 1024
 
 
 class _Session:
@@ -44,6 +48,7 @@ class _Session:
     def __init__(self, peer: Certificate) -> None:
         self.peer = peer
         self.accepted: set[str] = set()
+        self.refused: dict[str, str] = {}  # study → error code
         self.outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue(SESSION_QUEUE)
 
     def send(self, message: pb.CoordinatorMessage) -> None:
@@ -68,6 +73,7 @@ class Hub:
         self._heartbeat = heartbeat
         self._sessions: dict[str, _Session] = {}
         self._runners: dict[str, StudyRunner] = {}
+        self._uploads: dict[tuple[str, str], asyncio.Task[pb.UploadReceipt]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -82,14 +88,30 @@ class Hub:
 
     def ready(self, study_id: str) -> frozenset[str]:
         """Nodes that are connected and accepted the study."""
-        return frozenset(name for name, session in self._sessions.items() if study_id in session.accepted)
+        return frozenset(session.peer.name for session in self._sessions.values() if study_id in session.accepted)
 
     def send(self, node: str, message: pb.CoordinatorMessage) -> None:
         """Queue a message if the node is connected and has accepted the study."""
-        session = self._sessions.get(node)
-        if session is not None and message.study_id in session.accepted:
-            self._count(session.peer, message.study_id, down=message.ByteSize())
+        runner = self._runners[message.study_id]
+        session = self._sessions.get(runner.study.study.roster[node])
+        if session is not None and runner.id in session.accepted:
+            runner.count(node, down=message.ByteSize())
             session.send(message)
+
+    def sites(self, runner: StudyRunner) -> list[dict[str, Any]]:
+        """Per site of a roster: connected, accepted, and by which kind of reason not."""
+        rows = []
+        for name, fingerprint in runner.study.study.roster.items():
+            session = self._sessions.get(fingerprint)
+            rows.append(
+                {
+                    "name": name,
+                    "connected": session is not None,
+                    "accepted": session is not None and runner.id in session.accepted,
+                    "refusal": session.refused.get(runner.id, "") if session else "",
+                }
+            )
+        return rows
 
     async def drain(self, seconds: float) -> None:
         """Give the nodes time to hang up, then end what is left."""
@@ -111,11 +133,11 @@ class Hub:
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         """One node's stream: hello, welcome, then announcements until either side hangs up."""
         version = negotiate((await self._hello(incoming)).versions)
-        if (earlier := self._sessions.get(peer.name)) is not None:
+        if (earlier := self._sessions.get(peer.fingerprint)) is not None:
             log.info("%s connected again; its earlier session ends", peer.name)
             earlier.end()
         session = _Session(peer)
-        self._sessions[peer.name] = session
+        self._sessions[peer.fingerprint] = session
         self._idle.clear()
         reader = asyncio.create_task(self._read(session, incoming))
         log.info("%s connected", peer.name)
@@ -128,8 +150,8 @@ class Hub:
                 yield message
         finally:
             reader.cancel()
-            if self._sessions.get(peer.name) is session:
-                del self._sessions[peer.name]
+            if self._sessions.get(peer.fingerprint) is session:
+                del self._sessions[peer.fingerprint]
                 log.info("%s disconnected", peer.name)
             if not self._sessions:
                 self._idle.set()
@@ -137,15 +159,37 @@ class Hub:
                 runner.changed()
 
     async def upload(self, peer: Certificate, parts: AsyncIterator[pb.UploadPart]) -> pb.UploadReceipt:
-        """One answer to one phase: checked, spooled, then handed to its round."""
+        """One answer to one phase. A node has one upload at a time: a newer one (a retry) ends the one before."""
         first = await _next_part(parts)
         require(first.WhichOneof("body") == "header", "an upload starts with its header")
         header = first.header
         check_upload_header(header)
         runner = self._runner(peer, header.study_id)
         verify_upload(header, peer.signing_public)
-        await runner.settled()
-        if runner.expect(peer.name, header):
+        key = (peer.fingerprint, runner.id)
+        if (earlier := self._uploads.get(key)) is not None:
+            earlier.cancel()
+        task = asyncio.create_task(self._receive(runner, peer.name, first, parts))
+        self._uploads[key] = task
+        try:
+            async with asyncio.timeout(_UPLOAD_SECONDS + header.bulk.size / _SLOWEST_BYTES_PER_SECOND):
+                return await task
+        except (asyncio.CancelledError, TimeoutError):
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise NotConnectedError("an upload took too long, or a newer one took its place") from None
+        finally:
+            task.cancel()
+            if self._uploads.get(key) is task:
+                del self._uploads[key]
+
+    async def _receive(
+        self, runner: StudyRunner, node: str, first: pb.UploadPart, parts: AsyncIterator[pb.UploadPart]
+    ) -> pb.UploadReceipt:
+        """Checked, spooled, then handed to its round."""
+        header = first.header
+        if await runner.expect(node, header):
             return pb.UploadReceipt(study_id=runner.id, upload_id=header.upload_id, duplicate=True)
         size = first.ByteSize()
 
@@ -159,14 +203,14 @@ class Hub:
                 received += len(part.chunk.data)
                 yield part.chunk
 
-        name = runner.spool_name(peer.name, header)
+        name = runner.spool_name(node, header)
         bulk = await runner.depot.receive(header.bulk, name, chunks())
         try:
-            duplicate = await runner.accept(peer.name, header, bulk, size=size)
+            duplicate = await runner.accept(node, header, bulk, size=size)
         except SecureFLError:
             runner.depot.discard(name)
             raise
-        runner.count(peer.name, up=0 if duplicate else size)
+        runner.count(node, up=0 if duplicate else size)
         return pb.UploadReceipt(study_id=runner.id, upload_id=header.upload_id, duplicate=duplicate)
 
     async def download(self, peer: Certificate, request: pb.DownloadRequest) -> AsyncIterator[pb.Chunk]:
@@ -231,6 +275,7 @@ class Hub:
         else:
             log.warning("%s refuses study %s: %s", session.peer.name, runner.id[:12], message.study_answer.refusal)
             session.accepted.discard(runner.id)
+            session.refused[runner.id] = message.study_answer.refusal
             runner.refused(session.peer.name, message.study_answer.refusal)
 
     def _runner(self, peer: Certificate, study_id: str) -> StudyRunner:
@@ -239,11 +284,6 @@ class Hub:
         if runner is None or not _enrolled(peer, runner):
             raise NotEnrolledError(f"{peer.name} is not in the roster of study {study_id[:12]}")
         return runner
-
-    def _count(self, peer: Certificate, study_id: str, *, down: int) -> None:
-        runner = self._runners.get(study_id)
-        if runner is not None:
-            runner.count(peer.name, down=down)
 
 
 def _enrolled(peer: Certificate, runner: StudyRunner) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from coordinator.events import Listener
 from coordinator.service import Coordinator
-from secure_fl.record import StudyRecord
 from secure_fl.study import Study
 from secure_fl.transport.base import FederationService
 
@@ -22,13 +21,12 @@ class LocalCoordinator:
         """What nodes connect to."""
         return self._coordinator.hub
 
-    async def run(self, study: Study) -> StudyRecord | None:
-        """Run the study to its end; None when it failed (the listener was told why)."""
-        runners = self._coordinator.resume()
-        if not any(runner.id == study.id for runner in runners):
-            added = self._coordinator.add(study)
-            runners += [added] if added else []
-        records = await self._coordinator.run(runners)
-        await self._coordinator.hub.drain(5.0)
-        self._coordinator.close()
-        return records[0] if records else None
+    async def run(self, study: Study) -> None:
+        """Run the study to its end; the listener hears how it went."""
+        self._coordinator.resume()
+        self._coordinator.prepare(study)
+        try:
+            await self._coordinator.run()
+            await self._coordinator.hub.drain(5.0)
+        finally:
+            await self._coordinator.close()

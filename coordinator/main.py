@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from secure_fl.errors import SecureFLError
 from secure_fl.study import Study
 
 _DRAIN_SECONDS = 10.0
+_STORAGE_PAUSE_SECONDS = 30.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,15 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
 async def _serve(file: CoordinatorFile, *, events: bool, until_done: bool) -> None:
     listener = print_json_lines if events else ignore
     coordinator = Coordinator(
-        file.state_folder, listener=listener, heartbeat=file.limits.heartbeat, grace=file.limits.grace
+        file.state_folder,
+        listener=listener,
+        heartbeat=file.limits.heartbeat,
+        grace=file.limits.grace,
+        storage_pause=None if until_done else _STORAGE_PAUSE_SECONDS,
     )
-    runners = coordinator.resume()
+    coordinator.resume()
     for path in file.studies:
-        added = coordinator.add(Study.read(file.path(path)))
-        runners += [added] if added else []
-    server, port = await start_server(coordinator.hub, file)
+        coordinator.prepare(Study.read(file.path(path)))
+    server, port = await start_server(coordinator, file)
     listener("listening", {"port": port})
-    work = asyncio.create_task(coordinator.run(runners))
+    work = asyncio.create_task(coordinator.run())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -64,7 +67,5 @@ async def _serve(file: CoordinatorFile, *, events: bool, until_done: bool) -> No
     if work.done():
         await coordinator.hub.drain(_DRAIN_SECONDS)
     work.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await work
+    await coordinator.close()
     await server.stop(grace=2)
-    coordinator.close()

@@ -29,6 +29,7 @@ from secure_fl.errors import (
     ProtectionError,
     RoundError,
     StudyAbortedError,
+    StudyStoppedError,
 )
 from secure_fl.protect.base import Message, Opened, RoundContext
 from secure_fl.record import RoundRecord, StudyRecord
@@ -94,6 +95,8 @@ class StudyRunner:
 
     async def run(self) -> StudyRecord:
         """Run to the end, from wherever the store says the study is. Raises `StudyAbortedError`."""
+        self._leave()
+        self._settled.clear()
         await asyncio.to_thread(self._open)
         try:
             while (number := len(self._records) + 1) <= self.study.study.rounds:
@@ -105,6 +108,23 @@ class StudyRunner:
             raise
         await self._end("finished", "")
         return self.record()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the study's model and records are loaded."""
+        return hasattr(self, "_model")
+
+    @property
+    def rounds_done(self) -> int:
+        """Committed training rounds."""
+        return sum(record.kind == TRAIN for record in self._records)
+
+    def checkpoint(self) -> tuple[int, Path]:
+        """The current version and its safetensors file."""
+        model = self._store.model(self.id)
+        if model is None:
+            raise LateMessageError("the study has no model yet")
+        return model.version, self.depot.checkpoint(model.version)
 
     def record(self) -> StudyRecord:
         """The study so far."""
@@ -137,6 +157,14 @@ class StudyRunner:
         except StudyAbortedError:
             # The model is there; only its last measurement is missing. That is no reason to lose the study.
             log.warning("study %s: the closing evaluation did not find enough sites", self.id[:12])
+
+    async def stop(self) -> None:
+        """End the study early. The caller has cancelled `run`; committed rounds stay."""
+        attempt = await asyncio.to_thread(self._store.open_attempt, self.id)
+        if attempt is not None:
+            await self._void(attempt, StudyStoppedError("the study lead stopped the study"))
+        if self.outcome == "running":
+            await self._end("aborted", "StudyStopped")
 
     async def _end(self, outcome: str, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
@@ -239,6 +267,8 @@ class StudyRunner:
     async def _publish(self, attempt: Attempt, opened: Opened) -> None:
         """13.–14. Decode the sums, let the strategy step, and make the result the current model."""
         decoded = self._model.decode(opened, training=attempt.kind == TRAIN)
+        if decoded.blocks_kept and not decoded.means:
+            raise CohortTooSmallError(have=len(opened.cohort), need=self._minimum, what="every block")
         stepped = await asyncio.to_thread(self._model.step, decoded.means) if attempt.kind == TRAIN else None
         record = record_round(
             RoundFacts(
@@ -322,11 +352,6 @@ class StudyRunner:
 
     # --- what the hub tells us --------------------------------------------------------------------------------
 
-    async def settled(self) -> None:
-        """Wait until a restarted coordinator knows again which answers it waits for."""
-        if self.outcome == "running":
-            await self._settled.wait()
-
     def changed(self) -> None:
         """A session came or went."""
         self._pulse.set()
@@ -346,12 +371,20 @@ class StudyRunner:
         """A node will not take part in this attempt, and says why."""
         attempt = self._attempt
         if attempt and self._machine and (message.round, message.attempt) == (attempt.number, attempt.attempt):
+            if node not in self._machine.waiting:
+                return
             self._machine.leave(node, message.reason)
             self._emit("sat-out", round=attempt.number, node=node, reason=message.reason)
             self._pulse.set()
 
-    def expect(self, node: str, header: pb.UploadHeader) -> bool:
+    async def expect(self, node: str, header: pb.UploadHeader) -> bool:
         """Whether this upload was accepted before; raises for one that nobody waits for."""
+        if self.outcome == "running":
+            await self._settled.wait()  # A restarted coordinator first has to know again what it waits for.
+        async with self._lock:  # An identical upload may be entering just now.
+            return self._expects(node, header)
+
+    def _expects(self, node: str, header: pb.UploadHeader) -> bool:
         attempt, machine = self._attempt, self._machine
         if attempt is None or machine is None or (header.round, header.attempt) != (attempt.number, attempt.attempt):
             raise LateMessageError(f"{node}: round {header.round} attempt {header.attempt} is over")
@@ -366,12 +399,14 @@ class StudyRunner:
             raise ProtectionError(f"{node} answered with protection {header.payload.protection!r}")
         if header.payload.version != self._protection.payload_version:
             raise ProtectionError(f"{node} speaks another version of {self._protection.name!r}")
+        if header.bulk.size > self._protection.largest_upload(machine.context):
+            raise ProtectionError(f"{node} announces more than any answer needs")
         return False
 
     async def accept(self, node: str, header: pb.UploadHeader, bulk: BulkFile, *, size: int) -> bool:
         """11. One answer enters the machine and the store; returns whether it was there already."""
         async with self._lock:
-            if self.expect(node, header):
+            if self._expects(node, header):
                 return True
             attempt, machine = self._attempt, self._require_machine()
             if attempt is None:

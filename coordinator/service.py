@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -12,8 +13,7 @@ from coordinator.events import Listener, failure, ignore
 from coordinator.hub import Hub
 from coordinator.rounds import StudyRunner
 from coordinator.store import Store
-from secure_fl.errors import SecureFLError
-from secure_fl.record import StudyRecord
+from secure_fl.errors import SecureFLError, StorageError
 from secure_fl.study import Study
 
 log = logging.getLogger(__name__)
@@ -31,47 +31,73 @@ class Coordinator:
         heartbeat: float = 10.0,
         grace: float = 20.0,
         now: Callable[[], float] = time.time,
+        storage_pause: float | None = None,
     ) -> None:
         self.hub = Hub(heartbeat=heartbeat)
+        self.runners: dict[str, StudyRunner] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._folder = folder
         self._store = store or Store.in_folder(folder)
         self._listener = listener
         self._grace = grace
         self._now = now
+        self._storage_pause = storage_pause  # before a study goes on after a storage error; None: it does not
 
-    def resume(self) -> list[StudyRunner]:
-        """Runners for every study in the store, finished ones too: their nodes may still ask."""
-        return [
+    def resume(self) -> None:
+        """Take up every study in the store, finished ones too: their nodes may still ask."""
+        for stored in self._store.studies():
             self._runner(Study.from_canonical(stored.settings), stored.state, stored.reason)
-            for stored in self._store.studies()
-        ]
 
-    def add(self, study: Study) -> StudyRunner | None:
-        """A runner for a new study; None when the store knows it already."""
-        if any(stored.id == study.id for stored in self._store.studies()):
-            return None
+    def prepare(self, study: Study) -> StudyRunner:
+        """Take up a study; one that is already here stays as it is."""
+        if study.id in self.runners:
+            return self.runners[study.id]
         study.check()
         self._store.add_study(study.id, study.canonical(), now=self._now())
         return self._runner(study, "running", "")
 
-    async def run(self, runners: list[StudyRunner]) -> list[StudyRecord]:
-        """Run all unfinished studies to their end."""
-        running = [runner for runner in runners if runner.outcome == "running"]
-        results = await asyncio.gather(*(self._run(runner) for runner in running))
-        return [record for record in results if record is not None]
+    def start(self, runner: StudyRunner) -> None:
+        """Run an unfinished study in the background."""
+        if runner.outcome == "running" and runner.id not in self._tasks:
+            self._tasks[runner.id] = asyncio.create_task(self._run(runner))
 
-    def close(self) -> None:
-        """Hang up and let go of the store."""
+    async def run(self) -> None:
+        """Start everything unfinished and wait until nothing runs any more."""
+        for runner in list(self.runners.values()):
+            self.start(runner)
+        while running := [task for task in self._tasks.values() if not task.done()]:
+            await asyncio.wait(running)
+
+    async def stop(self, runner: StudyRunner) -> None:
+        """End a study early; what it has committed stays."""
+        task = self._tasks.pop(runner.id, None)
+        if task is not None:
+            await _cancelled(task)
+        await runner.stop()
+
+    async def close(self) -> None:
+        """Interrupt what runs (the store knows how far it is), hang up and let go of the store."""
+        for task in self._tasks.values():
+            await _cancelled(task)
         self.hub.hang_up()
         self._store.close()
 
-    async def _run(self, runner: StudyRunner) -> StudyRecord | None:
+    async def _run(self, runner: StudyRunner) -> None:
         try:
-            return await runner.run()
+            while True:
+                try:
+                    await runner.run()
+                    return
+                except StorageError as error:
+                    # A full disk is no reason to end a study: the store knows how far it is.
+                    if self._storage_pause is None:
+                        raise
+                    log.error("study %s pauses: %s", runner.id[:12], error)
+                    self._listener("study-paused", {"study_id": runner.id, **failure(error)})
+                    await asyncio.sleep(self._storage_pause)
         except SecureFLError as error:
             log.error("study %s ended: %s", runner.id[:12], error)
             self._listener("study-failed", {"study_id": runner.id, **failure(error)})
-            return None
 
     def _runner(self, study: Study, outcome: str, reason: str) -> StudyRunner:
         runner = StudyRunner(
@@ -84,5 +110,12 @@ class Coordinator:
             grace=self._grace,
         )
         runner.outcome, runner.reason = outcome, reason
+        self.runners[runner.id] = runner
         self.hub.add(runner)
         return runner
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from datetime import datetime
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -12,11 +11,15 @@ import grpc.aio
 
 from coordinator.config import CoordinatorFile
 from coordinator.hub import Hub
-from secure_fl.errors import CertificateError, PortInUseError
-from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
+from coordinator.operations import Operations
+from coordinator.peers import Peers
+from coordinator.service import Coordinator
+from secure_fl.errors import PortInUseError
+from secure_fl.identity.certificates import Certificate, utc_now
 from secure_fl.limits import MESSAGE_BYTES
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.rpc.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
+from secure_fl.rpc.operations_pb2_grpc import add_OperationsServicer_to_server
 from secure_fl.transport.errors import errors_as_status
 
 log = logging.getLogger(__name__)
@@ -24,6 +27,7 @@ log = logging.getLogger(__name__)
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", 32),  # per connection: a session, and a few transfers
     ("grpc.so_reuseport", 0),  # Otherwise two coordinators would share a port in silence.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 15_000),
@@ -36,19 +40,18 @@ _OPTIONS = (
 class Servicer(FederationServicer):
     """Authenticates every call and passes it to the hub."""
 
-    def __init__(self, hub: Hub, trust: TrustStore, *, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(self, hub: Hub, peers: Peers) -> None:
         self._hub = hub
-        self._trust = trust
-        self._now = now
+        self._peers = peers
 
     async def Session(
         self, request_iterator: AsyncIterator[pb.NodeMessage], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         """The stream a node keeps."""
         async with errors_as_status(context):
-            peer = self._peer(context)
+            peer = self._peers.require(context, role="node")
             async for message in self._hub.session(peer, aiter(request_iterator)):
-                self._trust.check(peer, role="node", now=self._now())  # Revoked while connected: told nothing more.
+                self._peers.check(peer, role="node")  # Revoked while connected: told nothing more.
                 yield message
 
     async def Upload(
@@ -56,33 +59,35 @@ class Servicer(FederationServicer):
     ) -> pb.UploadReceipt:
         """One answer to one phase."""
         async with errors_as_status(context):
-            return await self._hub.upload(self._peer(context), aiter(request_iterator))
+            peer = self._peers.require(context, role="node")
+            return await self._hub.upload(peer, self._while_valid(peer, request_iterator))
+
+    async def _while_valid(
+        self, peer: Certificate, parts: AsyncIterator[pb.UploadPart]
+    ) -> AsyncIterator[pb.UploadPart]:
+        async for part in parts:
+            self._peers.check(peer, role="node")
+            yield part
 
     async def Download(
         self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.Chunk]:
         """One object."""
         async with errors_as_status(context):
-            async for chunk in self._hub.download(self._peer(context), request):
+            peer = self._peers.require(context, role="node")
+            async for chunk in self._hub.download(peer, request):
                 yield chunk
 
-    def _peer(self, context: grpc.aio.ServicerContext[Any, Any]) -> Certificate:
-        """The node behind a call. TLS has checked its chain; role, dates and revocation are checked on every call."""
-        leaf = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
-        if leaf is None:
-            raise CertificateError("a call without a client certificate")
-        peer = Certificate.from_pem(leaf)
-        self._trust.check(peer, role="node", now=self._now())
-        return peer
 
-
-async def start_server(hub: Hub, file: CoordinatorFile) -> tuple[grpc.aio.Server, int]:
+async def start_server(coordinator: Coordinator, file: CoordinatorFile) -> tuple[grpc.aio.Server, int]:
     """Listen with mutual TLS; returns the server and its port. Raises `PortInUseError`."""
     credential = file.credential()
     trust = file.trust()
     trust.check(credential.certificate, role="coordinator", now=utc_now())
     server = grpc.aio.server(options=_OPTIONS)
-    add_FederationServicer_to_server(Servicer(hub, trust), server)  # type: ignore[no-untyped-call]
+    peers = Peers(trust)
+    add_FederationServicer_to_server(Servicer(coordinator.hub, peers), server)  # type: ignore[no-untyped-call]
+    add_OperationsServicer_to_server(Operations(coordinator, peers), server)  # type: ignore[no-untyped-call]
     tls = grpc.ssl_server_credentials(
         [(credential.tls_key.reveal(), credential.certificate.pem)],
         root_certificates=file.ca_pem(),

@@ -58,7 +58,10 @@ class SharedModel:
         if (block := sums.pop(METRICS_BLOCK, None)) is not None:
             mean = metrics_codec(self._study.protection.bits).decode(block)
             metrics = from_vector(
-                mean, classification=self._classification, has_global_model=self._strategy.has_global_model
+                mean,
+                ceiling=self._study.metrics.ceiling,
+                classification=self._classification,
+                has_global_model=self._strategy.has_global_model,
             )
         asked = self.layout.names if training and isinstance(opened, OpenedSums) else ()
         return Decoded(

@@ -17,6 +17,7 @@ class Job:
     kind: str  # "train" or "evaluate"
     study: str  # path of the approved study
     round: int
+    attempt: int
     me: str
     dataset: dict[str, Any]
     folder: str  # to which the data set's path is relative

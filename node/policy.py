@@ -56,6 +56,8 @@ class Policy:
         last = study.study.rounds + (1 if announcement.kind == pb.ROUND_KIND_EVALUATE else 0)
         if not 1 <= announcement.round <= last:
             raise RefusedError("the round is not one of the study's")
+        if not 1 <= announcement.attempt <= study.rounds.attempts:
+            raise RefusedError("the attempt is beyond what the study allows")
         if not invited <= study.study.roster.keys() or self._me.name not in invited:
             raise RefusedError("the round invites sites outside the roster, or not this one")
         if len(invited) < max(self._file.policy.min_cohort, study.min_cohort(RequestKind.SUM)):

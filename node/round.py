@@ -9,6 +9,7 @@ checked, nothing is trained before its privacy is reserved, nothing is sent befo
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Round:
         self._store = store
         self._first = announcement
         self._current = announcement
+        self._layout = layout_from_wire(announcement.model.blocks)
         self._announced = {announcement.phase}
         self._asked: asyncio.Queue[pb.PhaseAnnouncement] = asyncio.Queue()
         self._timeout: asyncio.Timeout | None = None
@@ -78,7 +80,7 @@ class Round:
         if self._refusal:
             self._sit_out(self._refusal)  # It may have been lost with the link.
             return
-        if announcement.phase not in self._announced:
+        if announcement.phase not in self._announced and announcement.phase in self._phases():
             self._announced.add(announcement.phase)
             self._asked.put_nowait(announcement)
         elif announcement.phase == self._current.phase:
@@ -105,11 +107,12 @@ class Round:
             self._sit_out("SecureFL")
         finally:
             self._finished = True
+            self._store.clear_scratch()
 
     async def _take_part(self) -> None:
         announcement = self._first
         self._check(announcement)
-        layout = layout_from_wire(announcement.model.blocks)
+        layout = self._layout
         received = await self._fetch(announcement, layout)
         reservation = self._reserve()
         try:
@@ -128,13 +131,17 @@ class Round:
     def _check(self, announcement: pb.PhaseAnnouncement) -> None:
         """2. Check the announcement against the approved study and the site's policy."""
         self._site.policy.check_announcement(self._study, announcement)
-        if announcement.phase != self._phases(announcement)[0]:
+        if announcement.phase != self._phases()[0]:
             raise RestartedError("this node has no memory of the round's earlier phases")
+        cohort = hashlib.sha256("\n".join(sorted(announcement.invited)).encode() + announcement.model.digest)
+        self._store.advance(announcement.round, announcement.attempt, cohort.digest())
 
     async def _fetch(self, announcement: pb.PhaseAnnouncement, layout: Layout) -> Path:
         """3. Fetch the shared model; keep it only if it is the announced one, bit for bit."""
         path = self._store.scratch(f"{self._suffix()}-received.bin")
         target = announcement.model.object
+        if target.size != 4 * layout.size:
+            raise ProtectionError("the model's size does not fit its blocks")
         await self._site.session.download(
             self._study.id, target, lambda chunks: self._store.receive(target, chunks, path)
         )
@@ -162,6 +169,7 @@ class Round:
             kind="train" if self._first.kind == pb.ROUND_KIND_TRAIN else "evaluate",
             study=str(self._store.settings),
             round=number,
+            attempt=self._first.attempt,
             me=self._site.name,
             dataset=dataset.model_dump(mode="json"),
             folder=str(file.path("")),
@@ -201,7 +209,8 @@ class Round:
                 self._label(), clipped, layout.size, protection.clip,
             )  # fmt: skip
         if METRICS_BLOCK in context.layout.names:
-            values, _ = metrics_codec(protection.bits).encode(to_vector(result.metrics), weight=weight, stream=stream)
+            vector = to_vector(result.metrics, ceiling=self._study.metrics.ceiling)
+            values, _ = metrics_codec(protection.bits).encode(vector, weight=weight, stream=stream)
             blocks = {**contribution.blocks, METRICS_BLOCK: values}
             contribution = Contribution(blocks=blocks, weight=weight, row=contribution.row)
         return contribution
@@ -278,7 +287,7 @@ class Round:
         }
 
     def _keep(self, half: NodeHalf) -> None:
-        """15. Keep what was opened here and nowhere else, and forget the rest of the round."""
+        """15. Keep what was opened here and nowhere else; scratch files go when the round ends."""
         if combination := half.combination():
             means = decode_sums(combination, self._study.codec())
             blocks = {name: block.mean for name, block in means.items()}
@@ -299,8 +308,8 @@ class Round:
             kind=self._kind(announcement, layout),
         )
 
-    def _phases(self, announcement: pb.PhaseAnnouncement) -> tuple[str, ...]:
-        return self._protection.phases(self._kind(announcement, layout_from_wire(announcement.model.blocks)))
+    def _phases(self) -> tuple[str, ...]:
+        return self._protection.phases(self._kind(self._first, self._layout))
 
     def _kind(self, announcement: pb.PhaseAnnouncement, layout: Layout) -> RequestKind:
         if announcement.kind != pb.ROUND_KIND_TRAIN:

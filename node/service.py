@@ -47,6 +47,7 @@ class Node:
         self._executor = executor
         self._until_done = until_done
         self._studies: dict[str, _Participation] = {}
+        self._stopping = False
         self._session = Session(connector, handler=self._handle)
         ledger = Ledger(self._store.ledger, certificate=me, key=credential.signing_key)
         self._site = Site(
@@ -70,12 +71,18 @@ class Node:
             await self._executor.close()
 
     def stop(self) -> None:
-        """Leave cleanly: state is on disk after every round, so nothing is lost."""
+        """Leave cleanly and at once: state is on disk after every round, so nothing is lost."""
+        self._stopping = True
+        for participation in self._studies.values():
+            if participation.task is not None:
+                participation.task.cancel()
         self._session.stop()
 
     # --- what the coordinator says ----------------------------------------------------------------------------
 
     def _handle(self, message: pb.CoordinatorMessage) -> None:
+        if self._stopping:
+            return
         match message.WhichOneof("body"):
             case "study_offer":
                 self._consider(message.study_id, message.study_offer.settings)
@@ -91,8 +98,10 @@ class Node:
         try:
             study = Study.from_canonical(settings)
             self._policy.check_study(study_id, study, self._store.approvals())
-            store = self._store.study(study_id)
-            write_atomically(store.settings, settings)
+            if study_id not in self._studies:
+                store = self._store.study(study_id)
+                write_atomically(store.settings, settings)
+                self._studies[study_id] = _Participation(study, store)
         except SecureFLError as error:
             log.warning(
                 "refusing study %s: %s%s",
@@ -103,7 +112,6 @@ class Node:
             answer = pb.StudyAnswer(accepted=False, refusal=error.code)
         else:
             # Offered again after a broken link: a round under way goes on.
-            self._studies.setdefault(study_id, _Participation(study, store))
             answer = pb.StudyAnswer(accepted=True)
         self._session.say(pb.NodeMessage(study_id=study_id, study_answer=answer))
 

@@ -18,6 +18,7 @@ from secure_fl.errors import (
     MalformedMessageError,
     NetworkError,
     NotConnectedError,
+    SecureFLError,
     StorageError,
 )
 from secure_fl.rpc import federation_pb2 as pb
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.25
 _LONGEST_PAUSE = 30.0
 _WELCOME_SECONDS = 20.0
+_GOODBYE_SECONDS = 1.0
 # Deadlines of transfers: a fixed part and one that grows with the size (256 KiB/s is a very slow line).
 _TRANSFER_SECONDS = 60.0
 _SLOWEST_BYTES_PER_SECOND = 256 * 1024
@@ -55,23 +57,40 @@ class Session:
         self._pause = _FIRST_PAUSE
 
     async def run(self) -> None:
-        """Connect, converse, and on a broken link begin again; identity errors end it."""
+        """Connect, converse, and on a broken link begin again, until `stop`.
+
+        What this node itself finds wrong with the coordinator's identity ends it. What the other side says never does:
+        a coordinator in trouble, or one that lies, costs a pause.
+        """
         while not self._stop.is_set():
             try:
                 self._link = await self._connector.connect()
-                await self._converse(self._link)
-            except (MalformedMessageError, NetworkError) as error:
-                if type(error) not in (*_TRANSIENT, MalformedMessageError):
-                    raise
-                log.warning("%s; next try in about %.1f s", error.message, self._pause)
+            except NetworkError as error:
+                await self._rest(error)
+                continue
+            conversation = asyncio.create_task(self._converse(self._link))
+            stopped = asyncio.create_task(self._stop.wait())
+            try:
+                await asyncio.wait((conversation, stopped), return_when=asyncio.FIRST_COMPLETED)
+                if self._stop.is_set():
+                    await asyncio.wait((conversation,), timeout=_GOODBYE_SECONDS)
             finally:
+                stopped.cancel()
+                conversation.cancel()
+                outcome = (await asyncio.gather(conversation, return_exceptions=True))[0]
                 await self._hang_up()
-            if self._stop.is_set():
-                return
-            # Jitter: after a coordinator's restart its nodes do not all knock at once.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), self._pause * (0.5 + self._jitter() / 2))
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            if isinstance(outcome, SecureFLError):
+                await self._rest(outcome)
+            elif isinstance(outcome, Exception):
+                raise outcome
+
+    async def _rest(self, error: SecureFLError) -> None:
+        """Pause before the next try, longer every time. Jitter: a coordinator's nodes do not all knock at once."""
+        if not self._stop.is_set():
+            log.warning("%s; next try in about %.1f s", error.message, self._pause)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), self._pause * (0.5 + self._jitter() / 2))
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def stop(self) -> None:
         """Hang up and let `run` return."""

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from secure_fl.blocks import DTYPE, Blocks, Vector
-from secure_fl.errors import MalformedMessageError, StorageError
+from secure_fl.errors import MalformedMessageError, RefusedError, StorageError
 from secure_fl.files import publish, write_atomically
 from secure_fl.rpc import federation_pb2 as pb
 
@@ -62,14 +62,34 @@ class StudyStore:
         """Where a round's `personal` or `combination` blocks go."""
         return self.folder / f"{kind}-{number}.safetensors"
 
+    def advance(self, number: int, attempt: int, cohort: bytes) -> None:
+        """Note that an attempt begins. Raises `RefusedError` for one that is past, or the last one with other sites.
+
+        Two cohorts that differ by one site reveal that site's update, so an attempt has one cohort for ever, and time
+        does not run backwards, whatever the coordinator says and however often this node restarts.
+        """
+        path = self.folder / "cursor.json"
+        mine = [number, attempt, cohort.hex()]
+        try:
+            last = json.loads(path.read_text(encoding="utf-8")) if path.exists() else [0, 0, ""]
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
+        if mine[:2] < last[:2] or (mine[:2] == last[:2] and mine != last):
+            raise RefusedError("this attempt is over, or was announced to other sites before")
+        if mine != last:
+            write_atomically(path, json.dumps(mine).encode())
+
     def scratch(self, name: str) -> Path:
         """A file of the round under way."""
         return self.folder / f"scratch-{name}"
 
-    def tidy(self, *, number: int) -> None:
-        """After a round: drop scratch files and all but the last two rounds' state."""
+    def clear_scratch(self) -> None:
+        """After a round, however it went."""
         for path in self.folder.glob("scratch-*"):
             path.unlink(missing_ok=True)
+
+    def tidy(self, *, number: int) -> None:
+        """After a round that was taken part in: drop all but the last two rounds' state."""
         for path in self.folder.iterdir():
             match = _ROUND.fullmatch(path.name)
             if match and int(match[2]) < number - 1:

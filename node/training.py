@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from node.config import DatasetSection
 from node.jobs import Job, Result, layout_from_json
 from node.store import load_blocks, save_blocks
 from secure_fl import tasks
-from secure_fl.errors import NonFiniteUpdateError
+from secure_fl.errors import NonFiniteUpdateError, SecureFLError, TrainingError
 from secure_fl.files import write_atomically
 from secure_fl.metrics import SiteMetrics
 from secure_fl.strategies.base import Strategy
@@ -21,6 +22,8 @@ from secure_fl.strategies.site import Site
 from secure_fl.study import Study
 from secure_fl.tasks.base import LocalData, Share, Source, Task
 from secure_fl.tasks.model_blocks import initial_blocks
+
+log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -37,7 +40,16 @@ class Trainer:
         with self._one_at_a_time:
             if job.threads and torch.get_num_threads() != job.threads:
                 torch.set_num_threads(job.threads)
-            return self._execute(job)
+            try:
+                return self._execute(job)
+            except SecureFLError:
+                raise
+            except Exception as error:
+                # Task code is the site's own: its traceback belongs in the site's log and nowhere else.
+                log.exception("training failed")
+                raise TrainingError(
+                    f"training failed: {type(error).__name__}", advice="the traceback is in the node's log"
+                ) from error
 
     def _execute(self, job: Job) -> Result:
         # 5. Load the data, once per study, and measure the model as it came.
@@ -55,7 +67,7 @@ class Trainer:
             personal=load_blocks(Path(job.personal) if job.personal else None),
             combination=load_blocks(Path(job.combination) if job.combination else None),
             peers=job.peers,
-            seed=training_seed(study.study.seed, job.me, job.round),
+            seed=training_seed(study.study.seed, job.me, job.round, job.attempt),
             device=job.device,
         )
         metrics = _measure(strategy, site)
@@ -82,9 +94,9 @@ class Trainer:
         return self._loaded[key]
 
 
-def training_seed(study_seed: int, me: str, number: int) -> int:
-    """A seed for batch order and dropout: different for every site and round, repeatable for all of them."""
-    digest = hashlib.sha256(f"secure-fl training {study_seed}/{me}/{number}".encode()).digest()
+def training_seed(study_seed: int, me: str, number: int, attempt: int) -> int:
+    """A seed for batch order and dropout: different for every site, round and attempt, repeatable for all of them."""
+    digest = hashlib.sha256(f"secure-fl training {study_seed}/{me}/{number}/{attempt}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
 import queue
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from node.jobs import Job, Result
 from secure_fl import lifeline, logs
@@ -45,31 +46,39 @@ class WorkerProcess:
     def __init__(self, command: tuple[str, ...] = (sys.executable, "-m", "node.worker")) -> None:
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
+        self._one_at_a_time = asyncio.Lock()  # several studies share the process
 
     async def run(self, job: Job) -> Result:
-        """Train in the child; cancelling kills it."""
+        """Train in the child, one job at a time; cancelling kills it."""
+        async with self._one_at_a_time:
+            try:
+                return _unpack(await self._ask(job.to_json()), job.to_json())
+            except asyncio.CancelledError:
+                log.info("training is cancelled")
+                await self.close()
+                raise
+            except SecureFLError:
+                raise
+            except Exception as error:
+                # Whatever is left in the pipe must not become the answer to the next job.
+                await self.close()
+                raise TrainingError("the training process broke off", advice="see the node's log") from error
+
+    async def _ask(self, line: str) -> bytes:
         process = await self._started()
         if process.stdin is None or process.stdout is None:
             raise TrainingError("the training process has no pipes")
-        try:
-            process.stdin.write(job.to_json().encode() + b"\n")
-            await process.stdin.drain()
-            line = await process.stdout.readline()
-        except asyncio.CancelledError:
-            log.info("training is cancelled")
-            await self.close()
-            raise
-        except (ConnectionError, ValueError) as error:
-            await self.close()
-            raise TrainingError("the training process broke off", advice="see the node's log") from error
-        if not line:
+        process.stdin.write(line.encode() + b"\n")
+        await process.stdin.drain()
+        answer = await process.stdout.readline()
+        if not answer:
             code = await process.wait()
             self._process = None
             raise TrainingError(
                 f"the training process died with exit code {code}",
                 advice="if it was killed for lack of memory (-9), lower strategy.batch_size",
             )
-        return _unpack(line)
+        return answer
 
     async def close(self) -> None:
         """Kill the child, whatever it does."""
@@ -90,8 +99,10 @@ class WorkerProcess:
         return self._process
 
 
-def _unpack(line: bytes) -> Result:
+def _unpack(line: bytes, job: str) -> Result:
     values = json.loads(line)
+    if values["job"] != _digest(job.encode()):
+        raise ValueError("an answer to another job")
     if "error" in values:
         raise rebuild(values["error"], values["message"], advice=values["hint"])
     return Result.from_json(values["result"])
@@ -116,20 +127,18 @@ def main() -> None:
 
 
 def _answer(trainer: Trainer, line: bytes) -> str:
+    return json.dumps({"job": _digest(line), **_attempt(trainer, line)})
+
+
+def _attempt(trainer: Trainer, line: bytes) -> dict[str, Any]:
     try:
-        return json.dumps({"result": json.loads(trainer.execute(Job.from_json(line)).to_json())})
+        return {"result": json.loads(trainer.execute(Job.from_json(line)).to_json())}
     except SecureFLError as error:
-        return json.dumps({"error": error.code, "message": error.message, "hint": error.hint})
-    except Exception as error:
-        # Task code is the site's own: its traceback belongs in the site's log and nowhere else.
-        log.exception("training failed")
-        return json.dumps(
-            {
-                "error": "Training",
-                "message": f"training failed: {type(error).__name__}",
-                "hint": "the traceback is in the node's log",
-            }
-        )
+        return {"error": error.code, "message": error.message, "hint": error.hint}
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line.strip()).hexdigest()
 
 
 if __name__ == "__main__":

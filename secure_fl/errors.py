@@ -179,6 +179,17 @@ class StudyAbortedError(RoundError):
     """The study ended before its last round."""
 
 
+class StudyStoppedError(StudyAbortedError):
+    """The study lead ended the study."""
+
+
+class UnknownStudyError(RoundError):
+    """The coordinator has no such study."""
+
+    status = "NOT_FOUND"
+    advice = "`secure-fl study status` lists the studies of a coordinator"
+
+
 class RefusedError(RoundError):
     """A site's own policy does not allow what was asked."""
 

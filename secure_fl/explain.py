@@ -30,7 +30,7 @@ def explain(study: Study) -> tuple[Explanation, ...]:
             heading="What it does",
             sentences=(
                 f"Study {study.study.name!r} trains the task {study.task.name!r} with the strategy "
-                f"{strategy.name!r} for {study.study.rounds} rounds among {len(study.study.roster)} sites.",
+                f"{strategy.name!r} for {study.study.rounds} rounds among {_sites(study)}.",
                 f"It runs on the data set each site calls {study.task.dataset_id!r}; the study never names a path.",
                 f"Its hash, which a site approves, is {study.id}.",
             ),
@@ -41,10 +41,8 @@ def explain(study: Study) -> tuple[Explanation, ...]:
                 *strategy.explain(),
                 f"Per round: {shared.size:,} of {layout.size:,} parameters, in the blocks "
                 f"{', '.join(shared.names) or '(none)'}.",
-                f"Every coordinate is clipped to ±{study.protection.clip:g}, weighted, and rounded to "
-                f"{study.protection.bits} bits before it is protected.",
-                _weights(study),
-                _METRICS[study.metrics.share],
+                *_encoding(study, blocks=bool(shared.names)),
+                _metrics(study, hidden=not protection.coordinator_sees_updates),
             ),
         ),
         Explanation(
@@ -64,17 +62,33 @@ def explain(study: Study) -> tuple[Explanation, ...]:
     )
 
 
-_METRICS = {
-    "none": "No accuracy or loss leaves the site.",
-    "aggregate": "Accuracy and loss leave only inside the same protected sum as the model.",
-    "per-node": "Each site's accuracy, loss and number of samples are sent to the coordinator in the clear.",
-}
+def _metrics(study: Study, *, hidden: bool) -> str:
+    if study.metrics.share == "none":
+        return "No measurement (accuracy, loss) leaves the site."
+    if study.metrics.share == "per-node":
+        return "Each site's measurements (accuracy, loss) and number of samples go to the coordinator in the clear."
+    sums = "leave only inside the same sum as the model"
+    return f"Measurements (accuracy, loss) {sums}" + ("." if hidden else ", which this protection does not hide.")
+
+
+def _encoding(study: Study, *, blocks: bool) -> tuple[str, ...]:
+    if not blocks:
+        return ()
+    return (
+        f"Every coordinate is clipped to ±{study.protection.clip:g}, weighted, and rounded to "
+        f"{study.protection.bits} bits before it is protected.",
+        _weights(study),
+    )
 
 
 def _weights(study: Study) -> str:
     if study.protection.reference_samples is None:
-        return "Every site counts the same; its number of samples does not leave."
+        return "Every site counts the same, however many samples it has."
     return (
         f"A site counts min(1, samples/{study.protection.reference_samples}), quantised to 1/64 and with a floor, so "
         "that no site holds more than half of a cohort's weight."
     )
+
+
+def _sites(study: Study) -> str:
+    return f"{len(study.study.roster)} sites" if study.study.roster else "sites still to be named in its roster"

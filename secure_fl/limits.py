@@ -24,7 +24,7 @@ SIGNATURE_BYTES: Final = 64
 NODES: Final = 256
 SAMPLES: Final = 2**53  # what a double counts exactly
 BLOCKS: Final = 4096
-TENSORS_PER_BLOCK: Final = 4096
+TENSORS: Final = 16_384  # of a whole model
 DIMENSIONS: Final = 8
 
 SESSION_QUEUE: Final = 64  # announcements waiting for one slow node before its session is dropped

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO
 
 
@@ -20,6 +23,20 @@ def configure(*, level: str, style: str, stream: TextIO | None = None) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
+@contextmanager
+def into_file(path: Path) -> Iterator[None]:
+    """Log to a file for a while, then as before."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    with path.open("a", encoding="utf-8") as stream:
+        configure(level="info", style="text", stream=stream)
+        try:
+            yield
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+
+
 def _one_line(text: str) -> str:
     """Control characters escaped, so that nobody writes a second log line."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -29,7 +46,7 @@ class _TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = f"{moment} {record.levelname.lower():7} {record.name}: {_one_line(record.getMessage())}"
-        return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
 class _JsonLines(logging.Formatter):
@@ -40,6 +57,6 @@ class _JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if record.exc_info is not None:
+        if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields)

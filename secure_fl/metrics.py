@@ -12,10 +12,8 @@ from secure_fl.protect.fixed_point import FixedPoint
 
 # A reserved block: no task can have one of this name, since "@" starts no Python attribute.
 METRICS_BLOCK = "@metrics"
-METRICS_SHAPE = BlockShape(name=METRICS_BLOCK, tensors=(TensorShape(name="values", shape=(4,)),))
-
-# Loss and squared error are cut off here before they enter a sum; accuracy lies in [0, 1] anyway.
-_CEILING = 16.0
+_ANYBODY = 1 / 1024
+METRICS_SHAPE = BlockShape(name=METRICS_BLOCK, tensors=(TensorShape(name="values", shape=(6,)),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +32,32 @@ def metrics_codec(bits: int) -> FixedPoint:
     return FixedPoint(bits=bits, clip=1.0)
 
 
-def to_vector(metrics: SiteMetrics) -> Vector:
-    """Measurements as a block for the protected sum. What does not exist counts as zero at every site alike."""
-    ceilings = (1.0, _CEILING, _CEILING, 1.0)
-    values = (metrics.accuracy, metrics.loss, metrics.mse, metrics.global_accuracy)
-    scaled = [min(value or 0.0, ceiling) / ceiling for value, ceiling in zip(values, ceilings, strict=True)]
-    return np.array(scaled, DTYPE)
+def to_vector(metrics: SiteMetrics, *, ceiling: float) -> Vector:
+    """Measurements as a block for the protected sum. What does not exist counts as zero at every site alike.
+
+    A loss or squared error above `ceiling` does not fit; the last two values say so, since a mean of values that were
+    cut off would be wrong without anybody noticing.
+    """
+    loss, mse = (metrics.loss or 0.0), (metrics.mse or 0.0)
+    values = (
+        metrics.accuracy or 0.0,
+        min(loss, ceiling) / ceiling,
+        min(mse, ceiling) / ceiling,
+        metrics.global_accuracy or 0.0,
+        float(loss > ceiling),
+        float(mse > ceiling),
+    )
+    return np.array(values, DTYPE)
 
 
-def from_vector(mean: Vector, *, classification: bool, has_global_model: bool) -> SiteMetrics:
-    """The cohort's mean measurements."""
-    accuracy, loss, mse, global_accuracy = (float(value) for value in mean)
+def from_vector(mean: Vector, *, ceiling: float, classification: bool, has_global_model: bool) -> SiteMetrics:
+    """The cohort's mean measurements; None for what some site could not express."""
+    accuracy, loss, mse, global_accuracy, loss_cut, mse_cut = (float(value) for value in mean)
+    # One site of 256 weighs at least 1/512 of a cohort; rounding moves a mean by far less.
     return SiteMetrics(
         accuracy=accuracy if classification else None,
-        loss=loss * _CEILING,
-        mse=None if classification else mse * _CEILING,
+        loss=loss * ceiling if loss_cut < _ANYBODY else None,
+        mse=mse * ceiling if not classification and mse_cut < _ANYBODY else None,
         global_accuracy=global_accuracy if classification and has_global_model else None,
     )
 

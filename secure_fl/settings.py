@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from secure_fl.errors import SettingsError, UnknownNameError
 
+_SHOWN_CHARS = 80
+
 M = TypeVar("M", bound="Settings")
 
 _DEPTH = 16  # sections in a file, and lists or tables as values of a task's own settings
@@ -99,8 +101,14 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> Sett
     if first["type"] == "missing":
         return SettingsError(f"{key}: this key is required")
     message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], Mapping) else f" (got {first['input']!r})"
+    given = "" if isinstance(first["input"], Mapping) else f" (got {_short(first['input'])})"
     return SettingsError(f"{key}: {message}{given}" if key else message)
+
+
+def _short(value: object) -> str:
+    """A value as it was given, cut where it stops helping."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def _fields_at(model: type[BaseModel], location: list[str]) -> list[str]:

@@ -134,6 +134,8 @@ class MetricsSection(Settings):
     """What a site may say about its accuracy; a site's own policy wins."""
 
     share: Literal["none", "aggregate", "per-node"] = "aggregate"
+    # With "aggregate" a loss or squared error above this makes the round's mean unknown rather than wrong.
+    ceiling: float = Field(16.0, gt=0)
 
 
 class SimulationSection(Settings):
@@ -141,15 +143,19 @@ class SimulationSection(Settings):
 
     nodes: int = Field(10, ge=1, le=limits.NODES)
     partition: Literal["iid", "dirichlet", "pathological", "rotated", "rotated-pathological", "natural"] = "iid"
-    alpha: float = Field(0.5, gt=0)
+    alpha: float = Field(0.5, ge=0.001)
     classes: int = Field(2, ge=1)
     domains: int = Field(4, ge=1)
-    min_samples: int = Field(10, ge=1)
+    min_samples: int = Field(10, ge=2)
     test_fraction: float = Field(0.2, gt=0, lt=1)
+    path: str = ""  # data of a task that reads files, divided among the sites; relative to where `run` is started
+    format: str = ""
 
     def partition_settings(self) -> PartitionSettings:
         """The part of this section that divides the data."""
-        return PartitionSettings(kind=self.partition, **self.model_dump(exclude={"nodes", "partition"}))
+        return PartitionSettings(
+            kind=self.partition, **self.model_dump(exclude={"nodes", "partition", "path", "format"})
+        )
 
 
 class Study(Settings):

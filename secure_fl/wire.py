@@ -110,6 +110,9 @@ def _check_announcement(message: pb.PhaseAnnouncement) -> None:
     require(message.payload.phase == message.phase, "payload and announcement disagree on the phase")
     if message.HasField("bulk"):
         check_object(message.bulk)
+    require(len(message.model.blocks) <= limits.BLOCKS, "a model has too many blocks")
+    tensors = sum(len(block.tensors) for block in message.model.blocks)
+    require(tensors <= limits.TENSORS, "a model has too many tensors")
     require(len(message.model.digest) == limits.DIGEST_BYTES, "a model has no digest")
     check_object(message.model.object)
 
@@ -217,7 +220,7 @@ def layout_from_wire(entries: Iterable[pb.BlockEntry]) -> Layout:
     for entry in entries:
         require(is_name(entry.name), "a block has no proper name")
         require(entry.dtype == "<f4", "a block is not little-endian float32")
-        require(len(entry.tensors) <= limits.TENSORS_PER_BLOCK, "a block has too many tensors")
+        require(len(entry.tensors) <= limits.TENSORS, "a block has too many tensors")
         tensors = []
         for tensor in entry.tensors:
             require(len(tensor.name) <= limits.NAME_CHARS, "a tensor's name is too long")

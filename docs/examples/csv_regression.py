@@ -28,7 +28,7 @@ class CsvRegression(Task):
     def load(self, source: Source) -> LocalData:
         columns = (*self.settings.features, self.settings.target)
         if source.path is None:
-            raise DataError("this site has no CSV file", advice="set path in [datasets.ID] of the node file")
+            raise DataError("this site has no CSV file", advice="set datasets.ID.path, or simulation.path")
         try:
             with source.path.open(newline="") as file:
                 rows = [[float(row[column]) for column in columns] for row in csv.DictReader(file)]

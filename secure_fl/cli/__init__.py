@@ -14,7 +14,7 @@ from secure_fl.errors import SecureFLError, StorageError
 
 app = typer.Typer(
     name="secure-fl",
-    help="Federated learning in which nobody ever sees one site's update.\n\n"
+    help="Federated learning for sites that keep their data.\n\n"
     "Start with: [bold]secure-fl run[/bold] — a whole federation on this machine.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -34,6 +34,9 @@ def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # noqa: ARG001
 ) -> None:
     """Options that go before the command."""
+    # A task named as module:attribute may lie in the folder one works in, as for `python -m`.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     if version:
         typer.echo(f"secure-fl {secure_fl.__version__}")
         raise typer.Exit

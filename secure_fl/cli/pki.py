@@ -170,7 +170,8 @@ def list_issued(folder: Folder, as_json: AsJson = False) -> None:
         table.add_row(entry.role, entry.name, _state(entry), until, entry.fingerprint)
     # A fingerprint is there to be copied: it may wrap, but it is never shortened.
     table.columns[-1].overflow = "fold"
-    Console().print(table)
+    # A fingerprint is there to be copied: never wrapped, whatever the window.
+    Console(width=max(130, Console().width)).print(table)
 
 
 def _state(entry: Entry) -> str:

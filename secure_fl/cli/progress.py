@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -16,6 +17,8 @@ from rich.progress import (
 )
 
 from secure_fl.record import RoundRecord, round_from_json
+
+_SHOWN_SIT_OUTS = 3
 
 
 class RunProgress:
@@ -36,6 +39,7 @@ class RunProgress:
         )
         self._bar = self._progress.add_task("starting", total=rounds)
         self._answers = 0
+        self._sit_outs: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -57,7 +61,7 @@ class RunProgress:
             case "answered":
                 self._answers += 1
             case "sat-out":
-                self._say(f"[yellow]{fields['node']} sits round {fields['round']} out: {fields['reason']}[/]")
+                self._sat_out(fields)
             case "refused":
                 self._say(f"[red]{fields['node']} refuses the study: {fields['reason']}[/]")
             case "node-died":
@@ -69,6 +73,14 @@ class RunProgress:
             case "round-committed":
                 known = {key: value for key, value in fields.items() if key != "study_id"}
                 self._committed(round_from_json(known))
+
+    def _sat_out(self, fields: Mapping[str, Any]) -> None:
+        """The first few of a kind: two hundred sites with the same trouble need not say so one by one."""
+        self._sit_outs[fields["reason"]] += 1
+        if self._sit_outs[fields["reason"]] <= _SHOWN_SIT_OUTS:
+            self._say(f"[yellow]{fields['node']} sits round {fields['round']} out: {fields['reason']}[/]")
+        elif self._sit_outs[fields["reason"]] == _SHOWN_SIT_OUTS + 1:
+            self._say(f"[yellow]… and others: {fields['reason']}[/]")
 
     def _committed(self, record: RoundRecord) -> None:
         if record.kind == "train":

@@ -63,8 +63,12 @@ def run(
     # Imported late: `--help` and mistakes in the settings should answer at once.
     from secure_fl.simulation.run import run as run_study
 
-    with RunProgress(rounds=parsed.study.rounds, quiet=as_json) as progress:
-        _, summary = run_study(parsed, engine=engine, folder=folder, policy=policy, listener=progress.listen)
+    try:
+        with RunProgress(rounds=parsed.study.rounds, quiet=as_json) as progress:
+            _, summary = run_study(parsed, engine=engine, folder=folder, policy=policy, listener=progress.listen)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
+        raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps(summary))
     else:

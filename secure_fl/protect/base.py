@@ -188,6 +188,10 @@ class Protection(Protocol):
         """The coordinator half."""
         ...
 
+    def largest_upload(self, context: RoundContext) -> int:
+        """The most bytes of bulk that any answer can need; more is refused before it is received."""
+        ...
+
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """What each party learns, in sentences for a site operator."""
         ...

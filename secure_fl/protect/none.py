@@ -26,7 +26,7 @@ from secure_fl.protect.base import (
     Totals,
 )
 from secure_fl.protect.cohort import holders, require_cohort
-from secure_fl.protect.weights import WEIGHT_UNITS
+from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.randomness import Randomness
 from secure_fl.rpc.protect_none_pb2 import PlainCombination, PlainUpload
 from secure_fl.wire import parse
@@ -63,6 +63,10 @@ class UnsafeNone:
     def coordinator(self, context: RoundContext) -> CoordinatorHalf:
         """The coordinator half."""
         return _PlainCombine(context) if context.kind is RequestKind.COMBINE else _PlainSum(context)
+
+    def largest_upload(self, context: RoundContext) -> int:
+        """Every block, at the width of the wire."""
+        return context.layout.size * _wire_dtype(context.bits).itemsize
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """Plain words for a plain protection."""
@@ -147,7 +151,8 @@ class _Uploads:
         layout = _named(self._context.layout, header.blocks)
         if bulk.size != layout.size * self._dtype.itemsize:
             raise ProtectionError("the upload's length does not fit its blocks")
-        if not 0 < header.weight <= WEIGHT_UNITS:
+        # A weight below the floor would let another node hold more than half of the cohort's weight.
+        if not weight_floor(self._context.min_cohort) <= header.weight <= WEIGHT_UNITS:
             raise ProtectionError("the weight is out of range")
         return header, layout
 

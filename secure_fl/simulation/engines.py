@@ -20,7 +20,6 @@ from typing import Any, Protocol, TypeAlias
 from secure_fl import logs
 from secure_fl.errors import SettingsError, StudyAbortedError
 from secure_fl.protect.base import RequestKind
-from secure_fl.record import StudyRecord
 from secure_fl.simulation.workspace import Workspace
 from secure_fl.study import Study
 from secure_fl.transport.base import FederationService
@@ -43,7 +42,7 @@ class CoordinatorEngine(Protocol):
         """What nodes connect to."""
         ...
 
-    async def run(self, study: Study) -> StudyRecord | None:
+    async def run(self, study: Study) -> None:
         """Run a study to its end."""
         ...
 
@@ -62,8 +61,6 @@ async def run_threads(workspace: Workspace, listener: Listener) -> None:
     """Every party in this process: the same messages without sockets, training in threads."""
     import torch
 
-    log_file = (workspace.folder / "run.log").open("a", encoding="utf-8")
-    logs.configure(level="info", style="text", stream=log_file)
     torch.set_num_threads(1)  # as in `processes`, so that both engines give the same model
     coordinator_class: type[CoordinatorEngine] = _engine("coordinator")
     node_class: type[NodeEngine] = _engine("node")
@@ -71,14 +68,14 @@ async def run_threads(workspace: Workspace, listener: Listener) -> None:
     workspace.point_nodes_at(0)
     roster = workspace.study.study.roster
     nodes = [node_class(workspace.node_file(name), coordinator.service) for name in roster]
-    serving = [asyncio.create_task(node.run()) for node in nodes]
-    try:
-        await coordinator.run(workspace.study)
-    finally:
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
-        log_file.close()
+    with logs.into_file(workspace.folder / "run.log"):
+        serving = [asyncio.create_task(node.run()) for node in nodes]
+        try:
+            await coordinator.run(workspace.study)
+        finally:
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
 
 
 def _engine(name: str) -> Any:
@@ -214,9 +211,10 @@ async def _events(process: asyncio.subprocess.Process) -> AsyncIterator[tuple[st
 
 
 def last_complaint(path: Path, wanted: str) -> str:
-    """The last line of a log that says `wanted`, without its time and logger."""
+    """The last line of a log that says `wanted`, from there on."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return next((line.split(": ", 1)[-1].strip() for line in reversed(lines) if wanted in line), "")
+    found = next((line for line in reversed(lines) if wanted in line), "")
+    return (found.split(wanted, 1)[-1] if wanted else found.split(": ", 1)[-1]).strip()

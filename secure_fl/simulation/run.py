@@ -83,7 +83,7 @@ class _Troubles:
         for name, reason in self._nodes.items():
             log = self._workspace.node_folder(name) / "node.log"
             log = log if log.exists() else self._workspace.folder / "run.log"
-            said = last_complaint(log, "sitting out: ") or last_complaint(log, "refusing study")
+            said = last_complaint(log, "sitting out: ") or last_complaint(log, "refusing ")
             text = f"{failure.message}; {name} says {reason}" + (f": {said}" if said else "")
             return rebuild(failure.code, text, advice=f"see {log}")
         return failure

@@ -21,6 +21,7 @@ from secure_fl.errors import SettingsError, StorageError
 from secure_fl.files import write_atomically
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
+from secure_fl.record import StudyRecord
 from secure_fl.study import Study
 
 
@@ -88,7 +89,7 @@ class Workspace:
                 # The cores are divided among the sites; at least one each.
                 "threads": max(1, (os.cpu_count() or 1) // len(study.study.roster)),
             },
-            "datasets": {study.task.dataset_id: {"share": share}},
+            "datasets": {study.task.dataset_id: {**self._files(), "share": share}},
             "policy": {
                 # One person plays every site here, so every site agrees to what that person wrote.
                 "protections": [study.protection.kind],
@@ -102,6 +103,11 @@ class Workspace:
             "simulation": {"seed": study.study.seed},
             "state": {"folder": "."},
         }
+
+    def _files(self) -> dict[str, str]:
+        simulation = self.study.simulation
+        path = {"path": str(Path(simulation.path).resolve())} if simulation.path else {}
+        return {**path, **({"format": simulation.format} if simulation.format else {})}
 
     def _fingerprint(self) -> str:
         return Certificate.from_pem((self.folder / "pki" / "coordinator-coordinator.pem").read_bytes()).fingerprint
@@ -160,4 +166,10 @@ def _resume(folder: Path, kept: Path, study: Study, policy: Mapping[str, Any]) -
             f"{folder}: holds an unfinished run of another study",
             advice="choose another --out, or remove the folder",
         )
-    return Workspace(folder=folder, study=earlier, resumed=True, policy=policy)
+    workspace = Workspace(folder=folder, study=earlier, resumed=True, policy=policy)
+    record = workspace.study_state / "record.json"
+    if record.exists() and (failed := StudyRecord.load(record)).outcome == "aborted":
+        raise SettingsError(
+            f"{folder}: holds a run that failed ({failed.reason})", advice="choose another --out, or remove the folder"
+        )
+    return workspace

@@ -188,7 +188,7 @@ def _dirichlet(targets: Array, share: Share, _sites: Array | None) -> Indices:
         raise SettingsError(
             f"{_MAX_DRAWS} draws of Dirichlet({share.partition.alpha:g}) never gave each of {share.of} nodes "
             f"min_samples = {share.partition.min_samples} of {len(targets)} rows",
-            advice="raise partition.alpha, lower partition.min_samples or use fewer nodes",
+            advice="raise simulation.alpha, lower simulation.min_samples or use fewer nodes",
         )
     owner = np.empty(len(targets), np.int64)
     for members, sizes in zip(rows, counts, strict=True):
@@ -208,7 +208,7 @@ def _pathological(targets: Array, share: Share, _sites: Array | None) -> Indices
     if not each <= len(rows) <= share.of * each:
         raise SettingsError(
             f"{share.of} nodes with {each} classes each cannot hold the data's {len(rows)} classes",
-            advice=f"set partition.classes between {-(-len(rows) // share.of)} and {len(rows)}",
+            advice=f"set simulation.classes between {-(-len(rows) // share.of)} and {len(rows)}",
         )
     holds = np.zeros((share.of, len(rows)), np.bool_)
     for hand in holds:

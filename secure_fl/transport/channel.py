@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from secure_fl.errors import NetworkError, SettingsError
+from secure_fl.identity.certificates import Certificate, utc_now
 from secure_fl.identity.pinning import fetch_pinned
 from secure_fl.limits import MESSAGE_BYTES
 from secure_fl.party import DialingFile
@@ -40,6 +41,8 @@ async def dial(file: DialingFile) -> grpc.aio.Channel:
         certfile=file.certificate_path,
         keyfile=file.key_path,
     )
+    # The node's own revocation list and the role count too: a node's or an old coordinator's certificate is not enough.
+    file.trust().check(Certificate.from_pem(pinned), role="coordinator", now=utc_now())
     credentials = grpc.ssl_channel_credentials(
         root_certificates=pinned,
         private_key=credential.tls_key.reveal(),

@@ -94,7 +94,7 @@ def cases(draw: st.DrawFn, kind: RequestKind = RequestKind.SUM) -> tuple[RoundCo
         held = draw(st.just(set(names)) | st.sets(st.sampled_from(names))) if names else set()
         blocks = {n: draw(st.lists(value, min_size=shape[n].size, max_size=shape[n].size)) for n in sorted(held)}
         if kind is RequestKind.SUM:
-            everybody[node] = contribution(draw(st.integers(1, 64)), {}, **blocks)
+            everybody[node] = contribution(draw(st.integers(32, 64)), {}, **blocks)  # the floor of any minimum
         else:
             peers = draw(st.just(nodes) | st.sets(st.sampled_from(nodes)).map(sorted))
             row = {peer: draw(st.integers(0, 128)) for peer in peers}

@@ -66,6 +66,10 @@ class OneTimePad:
         """The coordinator half."""
         return _PadCoordinator(context)
 
+    def largest_upload(self, context: RoundContext) -> int:
+        """One word per value."""
+        return context.layout.size * _WORD.itemsize
+
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """For `study show`."""
         return ("UNSAFE: a test double. The coordinator sees every site's update once its keys are revealed.",)

@@ -27,15 +27,15 @@ def test_the_minimum_cohort_is_named(protection: dict[str, Any], minimum: int) -
 @pytest.mark.parametrize(
     ("share", "sentence"),
     [
-        ("none", "No accuracy or loss leaves the site."),
-        ("aggregate", "Accuracy and loss leave only inside the same protected sum as the model."),
-        ("per-node", "Each site's accuracy, loss and number of samples are sent to the coordinator in the clear."),
+        ("none", "No measurement (accuracy, loss) leaves the site."),
+        ("aggregate", "leave only inside the same sum as the model, which this protection does not hide."),
+        ("per-node", "number of samples go to the coordinator in the clear."),
     ],
 )
 def test_metrics_are_explained_per_mode(share: str, sentence: str) -> None:
     explained = text(metrics={"share": share})
     assert sentence in explained
-    others = ("No accuracy or loss", "Accuracy and loss leave only", "Each site's accuracy")
+    others = ("No measurement", "leave only inside", "number of samples go")
     assert sum(other in explained for other in others) == 1
 
 
@@ -62,5 +62,5 @@ def test_the_agreement_and_its_limits_are_named() -> None:
 
 
 def test_weights_are_explained() -> None:
-    assert "its number of samples does not leave" in text()
+    assert "Every site counts the same" in text()
     assert "min(1, samples/500)" in text(protection={"reference_samples": 500})

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secure_fl import metrics
 from secure_fl.blocks import Layout
 from secure_fl.errors import NonFiniteUpdateError
-from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, from_vector, metrics_codec, to_vector, with_metrics
+from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, with_metrics
 from secure_fl.protect.base import BlockSum, RequestKind
 from secure_fl.randomness import KeyStream
 from secure_fl.wire import is_name
 from tests.library.cohorts import layout
 from tests.library.laws import law
+
+to_vector = partial(metrics.to_vector, ceiling=16.0)
+from_vector = partial(metrics.from_vector, ceiling=16.0)
 
 # On a grid that float32 holds exactly, also after division by the ceiling.
 shares = st.integers(0, 2**16).map(lambda step: step * 2.0**-16)
@@ -51,8 +56,11 @@ def test_what_a_strategy_does_not_have_is_not_made_up() -> None:
 
 
 @pytest.mark.parametrize("loss", [17.0, 1e30, math.inf])
-def test_a_diverging_loss_is_cut_off(loss: float) -> None:
-    assert from_vector(to_vector(SiteMetrics(loss=loss)), classification=True, has_global_model=True).loss == 16.0
+def test_a_loss_that_does_not_fit_makes_the_mean_unknown_rather_than_wrong(loss: float) -> None:
+    fine, far = to_vector(SiteMetrics(loss=1.0, mse=1.0)), to_vector(SiteMetrics(loss=loss, mse=loss))
+    mean = (255 * fine + far) / np.float32(256)
+    assert from_vector(fine, classification=False, has_global_model=True) == SiteMetrics(loss=1.0, mse=1.0)
+    assert from_vector(mean, classification=False, has_global_model=True) == SiteMetrics(loss=None, mse=None)
 
 
 def test_a_loss_that_is_no_number_never_enters_a_sum() -> None:
@@ -67,7 +75,7 @@ def test_a_cohorts_mean_comes_out_of_the_protected_sum() -> None:
         SiteMetrics(accuracy=0.75, loss=4.0),
         SiteMetrics(accuracy=1.0, loss=0.0),
     ]
-    total = np.zeros(4, np.int64)
+    total = np.zeros(6, np.int64)
     for key, site in enumerate(cohort):
         total += codec.encode(to_vector(site), weight=64, stream=KeyStream(bytes([key] * 32)))[0]
     mean = from_vector(

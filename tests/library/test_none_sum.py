@@ -111,6 +111,7 @@ MALFORMED = {
     "no bulk": upload(_header("body")),
     "bulk without blocks": upload(_header(), _words(1)),
     "no weight": upload(_header("body", weight=0), _words(1, 2, 3)),
+    "a weight that lets another dominate": upload(_header("body", weight=31), _words(1, 2, 3)),
     "a weight above one": upload(_header("body", weight=65), _words(1, 2, 3)),
     "a huge weight": upload(_header("body", weight=2**32 - 1), _words(1, 2, 3)),
     "a value below the range": upload(_header("body"), _words(1, 2, -(2**15))),

@@ -25,7 +25,7 @@ OTHER: dict[str, dict[str, Any]] = {
     },
     "privacy": {"mode": "dp-sgd", "epsilon": 1.0, "delta": 1e-5, "clip": 1.0},
     "rounds": {"mode": None, "deadline": 601.0, "phase_deadline": 61.0, "gather": 61.0, "attempts": 4},
-    "metrics": {"share": "none"},
+    "metrics": {"share": "none", "ceiling": 99.0},
 }
 
 

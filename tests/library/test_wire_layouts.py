@@ -66,7 +66,7 @@ def test_counts_are_bounded() -> None:
     with pytest.raises(MalformedMessageError, match="too many dimensions"):
         layout_from_wire([entry((1,) * (limits.DIMENSIONS + 1))])
     with pytest.raises(MalformedMessageError, match="too many tensors"):
-        layout_from_wire([entry(*[(0,)] * (limits.TENSORS_PER_BLOCK + 1))])
+        layout_from_wire([entry(*[(0,)] * (limits.TENSORS + 1))])
     with pytest.raises(MalformedMessageError, match="too many blocks"):
         layout_from_wire([entry(name=f"b{i}") for i in range(limits.BLOCKS + 1)])
     long = pb.TensorEntry(name="t" * (limits.NAME_CHARS + 1), shape=(1,))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
@@ -85,16 +87,37 @@ def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:
     assert isinstance(summary["mean_mse"], float)
 
 
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_users_own_task_on_a_users_own_file(tmp_path: Path, engine: str) -> None:
+    """The example of docs/tasks.md as a newcomer would run it: from the folder it lies in."""
+    shutil.copy(ROOT / "docs" / "examples" / "csv_regression.py", tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    rows = np.column_stack([x, x @ [0.5, -0.25] + 0.1])
+    np.savetxt(tmp_path / "data.csv", rows, delimiter=",", header="age,bmi,bp", comments="")
+    done = subprocess.run(
+        command(
+            "--task", "csv_regression:CsvRegression", "--set", 'task.features=["age","bmi"]', "--set", "task.target=bp",
+            "--set", "simulation.path=data.csv", "--nodes", "3", "--rounds", "3", "--engine", engine, "--json",
+        ),
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["mean_mse"] < 0.1
+
+
 def test_an_interrupted_run_leaves_nobody_behind_and_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["--nodes", "3", "--rounds", "60", "--out", str(out), "--task", "breast-cancer"]
-    child = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     record = out / "coordinator" / "state" / "studies"
     _wait(lambda: any(record.glob("*/record.json")), 60)
     family = _descendants(child.pid)
     assert len(family) >= 4
     child.send_signal(signal.SIGINT)
-    assert child.wait(30) == 130
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert f"--out {out} goes on" in said.decode()
     _wait(lambda: not any(alive(pid) for pid in family), 15)
     committed = len(json.loads(next(record.glob("*/record.json")).read_text())["rounds"])
     assert 0 < committed < 60

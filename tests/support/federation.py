@@ -164,30 +164,29 @@ class Federation:
             grace=5.0,
             listener=lambda kind, fields: self.events.append((kind, dict(fields))),
         )
-        runners = coordinator.resume()
-        added = coordinator.add(self.study)
-        runners += [added] if added else []
+        coordinator.resume()
+        runner = coordinator.prepare(self.study)
         self.services[0] = coordinator.hub
         try:
-            records = await self._run_until_killed(coordinator, runners, store)
+            await self._run_until_killed(coordinator, store)
             await coordinator.hub.drain(2.0)
         finally:
             self.services[0] = None
-            coordinator.close()
-        return records[0] if records else None
+            coordinator.hub.hang_up()
+            with contextlib.suppress(Killed):
+                await coordinator.close()
+        return runner.record() if runner.outcome == "finished" else None
 
-    async def _run_until_killed(self, coordinator: Coordinator, runners: Any, store: FaultyStore) -> list[StudyRecord]:
-        work = asyncio.ensure_future(coordinator.run(runners))
+    async def _run_until_killed(self, coordinator: Coordinator, store: FaultyStore) -> None:
+        work = asyncio.ensure_future(coordinator.run())
         killed = asyncio.create_task(_watch(store.faults))
-        done, _ = await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
         killed.cancel()
-        if work not in done:
+        if store.dead:
             self.services[0] = None
             work.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Killed):
-                await work
             raise Killed
-        return work.result()
+        work.result()
 
     # --- nodes ------------------------------------------------------------------------------------------------
 

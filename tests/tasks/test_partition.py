@@ -118,7 +118,7 @@ def test_dirichlet_gives_up_with_advice() -> None:
     part = share(of=20, kind="dirichlet", alpha=0.01, min_samples=20)
     with pytest.raises(SettingsError, match="never gave each of 20 nodes") as caught:
         assign(labels(), part, classification=True)
-    assert "raise partition.alpha" in caught.value.hint
+    assert "raise simulation.alpha" in caught.value.hint
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -75,12 +75,12 @@ def at_the_edge(folder: Path, scenario: Scenario) -> None:
         workspace = prepare(folder / "run", Study.parse(table), policy={})
         file = CoordinatorFile.read(workspace.coordinator_file)
         coordinator = Coordinator(file.state_folder, heartbeat=0.2, listener=ignore)
-        coordinator.add(workspace.study)
-        server, port = await start_server(coordinator.hub, file)
+        coordinator.prepare(workspace.study)
+        server, port = await start_server(coordinator, file)
         try:
             await asyncio.wait_for(scenario(Edge(workspace, coordinator, port)), 30)
         finally:
-            coordinator.close()
+            await coordinator.close()
             await server.stop(grace=0)
 
     asyncio.run(run())
@@ -245,7 +245,7 @@ def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
         table["coordinator"]["address"] = f"127.0.0.1:{edge.port}"
         path.write_bytes(tomli_w.dumps(table).encode())
         with pytest.raises(PortInUseError):
-            await start_server(edge.coordinator.hub, CoordinatorFile.read(path))
+            await start_server(edge.coordinator, CoordinatorFile.read(path))
 
     at_the_edge(tmp_path, scenario)
 

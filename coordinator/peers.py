@@ -1,0 +1,33 @@
+"""Who is behind a call: identity from the TLS certificate, checked again on every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import grpc.aio
+
+from secure_fl.errors import CertificateError
+from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
+
+
+class Peers:
+    """TLS has checked a certificate's chain; role, dates and revocation are checked here."""
+
+    def __init__(self, trust: TrustStore, *, now: Callable[[], datetime] = utc_now) -> None:
+        self._trust = trust
+        self._now = now
+
+    def require(self, context: grpc.aio.ServicerContext[Any, Any], *, role: str) -> Certificate:
+        """The peer of a call, or `CertificateError`."""
+        leaf = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+        if leaf is None:
+            raise CertificateError("a call without a client certificate")
+        peer = Certificate.from_pem(leaf)
+        self.check(peer, role=role)
+        return peer
+
+    def check(self, peer: Certificate, *, role: str) -> None:
+        """Raise `CertificateError` unless the consortium stands behind this peer now."""
+        self._trust.check(peer, role=role, now=self._now())

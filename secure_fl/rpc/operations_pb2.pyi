@@ -1,0 +1,77 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SubmitRequest(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: bytes
+    def __init__(self, settings: _Optional[bytes] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("study_id",)
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
+    study_id: str
+    def __init__(self, study_id: _Optional[str] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("studies",)
+    STUDIES_FIELD_NUMBER: _ClassVar[int]
+    studies: _containers.RepeatedCompositeFieldContainer[StudyStatus]
+    def __init__(self, studies: _Optional[_Iterable[_Union[StudyStatus, _Mapping]]] = ...) -> None: ...
+
+class StudyStatus(_message.Message):
+    __slots__ = ("study_id", "name", "state", "reason", "rounds_done", "rounds_planned", "sites", "record")
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_DONE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_PLANNED_FIELD_NUMBER: _ClassVar[int]
+    SITES_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    study_id: str
+    name: str
+    state: str
+    reason: str
+    rounds_done: int
+    rounds_planned: int
+    sites: _containers.RepeatedCompositeFieldContainer[SiteStatus]
+    record: bytes
+    def __init__(self, study_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., sites: _Optional[_Iterable[_Union[SiteStatus, _Mapping]]] = ..., record: _Optional[bytes] = ...) -> None: ...
+
+class SiteStatus(_message.Message):
+    __slots__ = ("name", "connected", "accepted", "refusal")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    connected: bool
+    accepted: bool
+    refusal: str
+    def __init__(self, name: _Optional[str] = ..., connected: _Optional[bool] = ..., accepted: _Optional[bool] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("study_id",)
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
+    study_id: str
+    def __init__(self, study_id: _Optional[str] = ...) -> None: ...
+
+class ExportRequest(_message.Message):
+    __slots__ = ("study_id",)
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
+    study_id: str
+    def __init__(self, study_id: _Optional[str] = ...) -> None: ...
+
+class ExportPart(_message.Message):
+    __slots__ = ("version", "data")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    data: bytes
+    def __init__(self, version: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
