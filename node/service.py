@@ -22,6 +22,9 @@ from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study import Study
 from secure_fl.transport.base import Connector
 
+_APPROVAL_SECONDS = 1.0
+_REMEMBERED_OFFERS = 64  # A coordinator may offer what it likes; it may not fill the memory.
+
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +50,7 @@ class Node:
         self._executor = executor
         self._until_done = until_done
         self._studies: dict[str, _Participation] = {}
+        self._refused: dict[str, bytes] = {}  # offers that an approval may still change
         self._stopping = False
         self._session = Session(connector, handler=self._handle)
         ledger = Ledger(self._store.ledger, certificate=me, key=credential.signing_key)
@@ -63,9 +67,11 @@ class Node:
 
     async def run(self) -> None:
         """Serve until stopped or, with `until_done`, until every study is closed."""
+        watch = asyncio.create_task(self._watch_approvals())
         try:
             await self._session.run()
         finally:
+            watch.cancel()
             for participation in self._studies.values():
                 await _cancel(participation)
             await self._executor.close()
@@ -103,6 +109,8 @@ class Node:
                 write_atomically(store.settings, settings)
                 self._studies[study_id] = _Participation(study, store)
         except SecureFLError as error:
+            if len(self._refused) < _REMEMBERED_OFFERS:
+                self._refused[study_id] = settings
             log.warning(
                 "refusing study %s: %s%s",
                 study_id[:12],
@@ -114,6 +122,16 @@ class Node:
             # Offered again after a broken link: a round under way goes on.
             answer = pb.StudyAnswer(accepted=True)
         self._session.say(pb.NodeMessage(study_id=study_id, study_answer=answer))
+
+    async def _watch_approvals(self) -> None:
+        """Look again at refused offers when the site operator has approved something."""
+        known = self._store.approvals()
+        while True:
+            await asyncio.sleep(_APPROVAL_SECONDS)
+            with contextlib.suppress(SecureFLError):  # An unreadable list approves nothing; offers are checked anyway.
+                known, before = self._store.approvals(), known
+                for study_id in (known - before) & self._refused.keys():
+                    self._consider(study_id, self._refused.pop(study_id))
 
     def _announce(self, study_id: str, announcement: pb.PhaseAnnouncement) -> None:
         participation = self._studies.get(study_id)

@@ -148,6 +148,11 @@ class NodeStore:
         """One study's files. `study_id` was checked to be 64 hexadecimal digits."""
         return StudyStore(self.folder / "studies" / study_id)
 
+    def approve(self, study_id: str) -> None:
+        """Add a study hash to those approved by hand; a running node sees it at the next offer."""
+        approved = sorted(self.approvals() | {study_id})
+        write_atomically(self.folder / "approvals.json", json.dumps(approved).encode())
+
     def approvals(self) -> frozenset[str]:
         """Study hashes approved by hand."""
         try:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import secure_fl
-from secure_fl.cli import pki, run, study
+from secure_fl.cli import deployed, pki, processes, run, study
 from secure_fl.errors import SecureFLError, StorageError
 
 app = typer.Typer(
@@ -22,7 +22,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
+for command in (deployed.submit, deployed.status, deployed.stop, deployed.export):
+    study.app.command()(command)
 app.add_typer(study.app)
+app.add_typer(processes.coordinator)
+app.add_typer(processes.node)
 app.add_typer(pki.app)
 
 _UNEXPECTED = 70

@@ -1,0 +1,129 @@
+"""`secure-fl study submit|status|stop|export`: work with a deployed coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from secure_fl.files import write_atomically
+from secure_fl.operator import Operator, OperatorFile, connect
+from secure_fl.rpc import operations_pb2 as pb
+from secure_fl.study import Study
+
+T = TypeVar("T")
+
+AsOperator = Annotated[Path, typer.Option("--as", help="The operator's file: certificate and coordinator.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StudyId = Annotated[str, typer.Argument(help="The study's hash.")]
+
+_DEFAULT = Path("operator.toml")
+
+
+def submit(
+    path: Annotated[Path, typer.Argument(help="The study file, with its roster.")],
+    operator: AsOperator = _DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Hand a study to a running coordinator. Each site then decides for itself.
+
+    Example: secure-fl study submit heart.toml --as operator.toml
+    """
+    study = Study.read(path).completed()
+    study.check()
+    status = _call(operator, lambda lead: lead.submit(study))
+    if as_json:
+        typer.echo(json.dumps(_plain(status)))
+        return
+    typer.echo(f"study {status.study_id} is {status.state}")
+    typer.echo(f"every site approves it with: secure-fl node approve NODE.toml {status.study_id}")
+
+
+def status(
+    study_id: Annotated[str, typer.Argument(help="A study's hash; without one all studies.")] = "",
+    operator: AsOperator = _DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far studies are and which sites take part."""
+    studies = _call(operator, lambda lead: lead.status(study_id))
+    if as_json:
+        typer.echo(json.dumps([_plain(study) for study in studies]))
+        return
+    for study in studies:
+        reason = f" ({study.reason})" if study.reason else ""
+        typer.echo(f"{study.name} {study.study_id}")
+        typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds")
+        table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
+        for site in study.sites:
+            table.add_row(site.name, _yes(site.connected), _yes(site.accepted), site.refusal or "–")
+        Console().print(table)
+
+
+def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
+    """End a study before its last round. What it has committed stays."""
+    ended = _call(operator, lambda lead: lead.stop(study_id))
+    typer.echo(f"study {ended.study_id} is {ended.state} after {ended.rounds_done} rounds")
+
+
+def export(
+    study_id: StudyId,
+    out: Annotated[Path, typer.Option(help="Where to write the model.")] = Path("model.safetensors"),
+    operator: AsOperator = _DEFAULT,
+) -> None:
+    """Write a study's current model as safetensors, with a model card beside it."""
+
+    async def fetch(lead: Operator) -> tuple[int, pb.StudyStatus]:
+        (found,) = await lead.status(study_id)
+        return await lead.export(study_id, out), found
+
+    version, found = _call(operator, fetch)
+    card = out.with_suffix(".md")
+    write_atomically(card, _card(found, version).encode())
+    typer.echo(f"{out}: version {version}; card: {card}")
+
+
+def _call(path: Path, action: Callable[[Operator], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with connect(OperatorFile.read(path)) as lead:
+            return await action(lead)
+
+    return asyncio.run(run())
+
+
+def _plain(status: pb.StudyStatus) -> dict[str, Any]:
+    fields = MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    record = status.record.decode()
+    return {
+        **fields,
+        "rounds_done": int(status.rounds_done),
+        "rounds_planned": int(status.rounds_planned),
+        "record": json.loads(record) if record else None,
+    }
+
+
+def _card(status: pb.StudyStatus, version: int) -> str:
+    record = json.loads(status.record) if status.record else {}
+    lines = [
+        f"# {status.name}",
+        "",
+        f"- study: `{status.study_id}`",
+        f"- model version: {version} ({status.rounds_done} of {status.rounds_planned} rounds, {status.state})",
+        f"- task: {record.get('task', '–')}, strategy: {record.get('strategy', '–')}",
+        f"- protection: {record.get('protection', '–')}",
+        f"- parameters: {record.get('parameters', '–')}, shared: {record.get('shared_parameters', '–')}",
+        f"- sites: {', '.join(site.name for site in status.sites)}",
+        "- differential privacy: none in this version",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

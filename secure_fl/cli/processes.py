@@ -1,0 +1,50 @@
+"""`secure-fl coordinator serve` and `secure-fl node serve|approve|status`: the two processes, by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+coordinator = typer.Typer(name="coordinator", help="Run a coordinator.", no_args_is_help=True)
+node = typer.Typer(name="node", help="Run a site's node, and decide what it takes part in.", no_args_is_help=True)
+
+NodePath = Annotated[Path, typer.Argument(help="The node's file.")]
+
+
+@coordinator.command("serve")
+def serve_coordinator(path: Annotated[Path, typer.Argument(help="The coordinator's file.")]) -> None:
+    """Serve studies until stopped.
+
+    Example: secure-fl coordinator serve coordinator.toml
+    """
+    _become("coordinator", str(path))
+
+
+@node.command("serve")
+def serve_node(path: NodePath) -> None:
+    """Serve until stopped: dials out to the one coordinator in the file and opens no port.
+
+    Example: secure-fl node serve node.toml
+    """
+    _become("node", str(path))
+
+
+@node.command("approve")
+def approve(path: NodePath, study_id: Annotated[str, typer.Argument(help="The hash of the study, 64 digits.")]) -> None:
+    """Agree to a study by its hash. A changed study has another hash and needs a new approval."""
+    _become("node.desk", "approve", str(path), study_id)
+
+
+@node.command("status")
+def status(path: NodePath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show approvals, studies, rounds and what left this site."""
+    _become("node.desk", "status", str(path), *(["--json"] if as_json else []))
+
+
+def _become(module: str, *arguments: str) -> None:
+    """Replace this process: signals, exit code and output are then the other's own."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
