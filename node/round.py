@@ -126,7 +126,6 @@ class Round:
                 reason = error.code if isinstance(error, SecureFLError) else type(error).__name__
                 self._site.accountant.release(reservation, reason=reason)
             raise
-        self._keep(half)
 
     def _check(self, announcement: pb.PhaseAnnouncement) -> None:
         """2. Check the announcement against the approved study and the site's policy."""
@@ -224,6 +223,9 @@ class Round:
             if position:
                 await self._next_phase(phase)
             answer = half.answer(phase, await self._question())
+            if phase == phases[-1]:
+                # Before the last word is sent: once it arrives the round may be over, and this task with it.
+                self._keep(half)
             header = self._header(phase, answer, metrics if position == 0 else None)
             if not self._left_the_node:
                 # 9. Charge durably, then send: a byte that may have left is a byte that left.
