@@ -1,4 +1,4 @@
-"""Three sites from three folders, by the documented commands: request, issue, serve, submit, approve, export."""
+"""Four sites from four folders, by the documented commands: request, issue, serve, submit, approve, export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from sklearn.datasets import load_breast_cancer
 
 from tests.support.processes import ROOT, free_port
 
-SITES = ("hospital-a", "hospital-b", "hospital-c")
+LIMITS = {"heartbeat": 1.0, "grace": 3.0}
+SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 
 
 def secure_fl(*arguments: str, cwd: Path, code: int = 0) -> str:
@@ -40,7 +41,7 @@ class Deployment:
         secure_fl("pki", "init", "pki", "--consortium", "Heart", cwd=folder)
         for role, name in (("coordinator", "hub"), ("operator", "lead"), *(("node", site) for site in SITES)):
             self._enrol(role, name)
-        self._write("hub", "coordinator", {"address": f"127.0.0.1:{self.port}"}, "coordinator-hub")
+        self._write("hub", "coordinator", {"address": f"127.0.0.1:{self.port}"}, "coordinator-hub", limits=LIMITS)
         self._write("lead", "operator", self._dial(), "operator-lead")
         rows = load_breast_cancer()
         for index, site in enumerate(SITES):
@@ -84,7 +85,7 @@ class Deployment:
         self.children.append(child)
 
     def study(self, name: str, rounds: int) -> Path:
-        """A study among the three sites."""
+        """A study among the sites."""
         table = {
             "study": {"name": name, "rounds": rounds, "roster": {site: self.fingerprints[site] for site in SITES}},
             "task": {"name": "breast-cancer"},
@@ -98,6 +99,19 @@ class Deployment:
     def status(self, study_id: str) -> dict[str, Any]:
         """What the study lead sees."""
         return dict(json.loads(secure_fl("study", "status", study_id, "--json", cwd=self.folder / "lead"))[0])
+
+    def revoke_while_running(self, study_id: str) -> None:
+        """Enrol another site and revoke one: the others' certificates stay valid and their study goes on."""
+        secure_fl("pki", "issue", "pki", "node", "hospital-e", "--out", "hospital-e", cwd=self.folder)
+        secure_fl("pki", "revoke", "pki", SITES[-1], cwd=self.folder)
+        shared = (self.folder / "pki" / "crl.pem").read_bytes()
+        (self.folder / "hub" / "crl.new").write_bytes(shared)
+        (self.folder / "hub" / "crl.new").replace(self.folder / "hub" / "crl.pem")
+        wait(lambda: not self.status(study_id)["sites"][-1]["connected"])
+        done = self.status(study_id)["rounds_done"]
+        wait(lambda: self.status(study_id)["rounds_done"] > done + 2)
+        record = self.status(study_id)["record"]
+        assert record["rounds"][-1]["nodes"][-1]["outcome"] == "absent"
 
     def close(self) -> None:
         """Stop everything."""
@@ -128,6 +142,7 @@ def test_a_study_is_submitted_approved_finished_and_exported_by_the_documented_c
             secure_fl("node", "approve", "node.toml", other_id, cwd=tmp_path / site)
         wait(lambda: made.status(study_id)["state"] == "finished", seconds=120)
         wait(lambda: made.status(other_id)["rounds_done"] > 0)
+        made.revoke_while_running(other_id)
         record = made.status(study_id)["record"]
         assert [r["number"] for r in record["rounds"]] == [1, 2, 3, 4]
         assert record["rounds"][-1]["mean_accuracy"] > 0.8
