@@ -199,6 +199,7 @@ class Hub:
             while received < header.bulk.size:
                 part = await _next_part(parts)
                 require(part.WhichOneof("body") == "chunk" and len(part.chunk.data) > 0, "an upload breaks off")
+                require(part.chunk.study_id == header.study_id, "a chunk belongs to another study")
                 size += part.ByteSize()
                 received += len(part.chunk.data)
                 yield part.chunk
@@ -218,7 +219,7 @@ class Hub:
         check_download(request)
         runner = self._runner(peer, request.study_id)
         path = runner.depot.object_path(request.sha256)
-        for chunk in file_chunks(path, offset=request.offset):
+        for chunk in file_chunks(path, study_id=runner.id, offset=request.offset):
             runner.count(peer.name, down=chunk.ByteSize())
             yield chunk
 

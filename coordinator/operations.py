@@ -71,8 +71,8 @@ class Operations(OperationsServicer):
             self._peers.require(context, role="operator")
             runner = self._runner(request.study_id)
             version, path = runner.checkpoint()
-            for chunk in file_chunks(path):
-                yield pb.ExportPart(version=version, data=chunk.data)
+            for chunk in file_chunks(path, study_id=runner.id):
+                yield pb.ExportPart(study_id=runner.id, version=version, data=chunk.data)
 
     def _runner(self, study_id: str) -> StudyRunner:
         check_study_id(study_id)

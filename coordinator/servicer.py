@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +15,7 @@ from coordinator.hub import Hub
 from coordinator.operations import Operations
 from coordinator.peers import Peers
 from coordinator.service import Coordinator
-from secure_fl.errors import PortInUseError
+from secure_fl.errors import MalformedMessageError, PortInUseError
 from secure_fl.identity.certificates import Certificate, utc_now
 from secure_fl.limits import MESSAGE_BYTES
 from secure_fl.rpc import federation_pb2 as pb
@@ -24,6 +25,7 @@ from secure_fl.transport.errors import errors_as_status
 
 log = logging.getLogger(__name__)
 
+_FIRST_SECONDS = 20.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
@@ -49,8 +51,10 @@ class Servicer(FederationServicer):
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         """The stream a node keeps."""
         async with errors_as_status(context):
+            # Refused while it still sends its hello, a peer's gRPC would report the failed write instead of our reason.
+            incoming = await _with_first(request_iterator)
             peer = self._peers.require(context, role="node")
-            async for message in self._hub.session(peer, aiter(request_iterator)):
+            async for message in self._hub.session(peer, incoming):
                 self._peers.check(peer, role="node")  # Revoked while connected: told nothing more.
                 yield message
 
@@ -77,6 +81,23 @@ class Servicer(FederationServicer):
             peer = self._peers.require(context, role="node")
             async for chunk in self._hub.download(peer, request):
                 yield chunk
+
+
+async def _with_first(messages: AsyncIterator[pb.NodeMessage]) -> AsyncIterator[pb.NodeMessage]:
+    """The same stream, once its first message is here."""
+    rest = aiter(messages)
+    try:
+        async with asyncio.timeout(_FIRST_SECONDS):
+            first = await anext(rest)
+    except (TimeoutError, StopAsyncIteration):
+        raise MalformedMessageError("a session did not start with hello") from None
+
+    async def whole() -> AsyncIterator[pb.NodeMessage]:
+        yield first
+        async for message in rest:
+            yield message
+
+    return whole()
 
 
 async def start_server(coordinator: Coordinator, file: CoordinatorFile) -> tuple[grpc.aio.Server, int]:

@@ -123,7 +123,7 @@ class Session:
         """Fetch one object into `receive`, which checks its digest; again from the start if the link breaks."""
         seconds = _TRANSFER_SECONDS + reference.size / _SLOWEST_BYTES_PER_SECOND
         request = pb.DownloadRequest(study_id=study_id, sha256=reference.sha256)
-        await self._persist(lambda link: receive(link.download(request, timeout=seconds)))
+        await self._persist(lambda link: receive(_of_study(study_id, link.download(request, timeout=seconds))))
 
     async def _persist(self, transfer: Callable[[CoordinatorLink], Awaitable[T]]) -> T:
         """Try a transfer on every link there is, until it succeeds or fails for good."""
@@ -203,5 +203,11 @@ class Session:
 
 async def _parts(header: pb.UploadHeader, bulk: bytes) -> AsyncIterator[pb.UploadPart]:
     yield pb.UploadPart(header=header)
-    for chunk in chunks(bulk):
+    for chunk in chunks(bulk, study_id=header.study_id):
         yield pb.UploadPart(chunk=chunk)
+
+
+async def _of_study(study_id: str, parts: AsyncIterator[pb.Chunk]) -> AsyncIterator[pb.Chunk]:
+    async for chunk in parts:
+        require(chunk.study_id == study_id, "a chunk belongs to another study")
+        yield chunk

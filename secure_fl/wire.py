@@ -183,19 +183,19 @@ def verify_upload(header: pb.UploadHeader, public: bytes) -> None:
     verify(public, header.signature, _UPLOAD_DOMAIN, header.upload_id)
 
 
-def chunks(content: bytes | memoryview, *, offset: int = 0) -> Iterator[pb.Chunk]:
+def chunks(content: bytes | memoryview, *, study_id: str, offset: int = 0) -> Iterator[pb.Chunk]:
     """`content` from `offset` on, in chunks of 1 MiB."""
     view = memoryview(content)
     for start in range(offset, len(view), limits.CHUNK_BYTES):
-        yield pb.Chunk(offset=start, data=bytes(view[start : start + limits.CHUNK_BYTES]))
+        yield pb.Chunk(study_id=study_id, offset=start, data=bytes(view[start : start + limits.CHUNK_BYTES]))
 
 
-def file_chunks(path: Path, *, offset: int = 0) -> Iterator[pb.Chunk]:
+def file_chunks(path: Path, *, study_id: str, offset: int = 0) -> Iterator[pb.Chunk]:
     """A file from `offset` on, in chunks of 1 MiB."""
     with path.open("rb") as file:
         file.seek(offset)
         while data := file.read(limits.CHUNK_BYTES):
-            yield pb.Chunk(offset=offset, data=data)
+            yield pb.Chunk(study_id=study_id, offset=offset, data=data)
             offset += len(data)
 
 

@@ -197,12 +197,14 @@ class ObjectRef(_message.Message):
     def __init__(self, sha256: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("offset", "data")
+    __slots__ = ("offset", "data", "study_id")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
     offset: int
     data: bytes
-    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    study_id: str
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., study_id: _Optional[str] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
     __slots__ = ("study_id", "sha256", "offset")

@@ -69,9 +69,11 @@ class ExportRequest(_message.Message):
     def __init__(self, study_id: _Optional[str] = ...) -> None: ...
 
 class ExportPart(_message.Message):
-    __slots__ = ("version", "data")
+    __slots__ = ("version", "data", "study_id")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
     version: int
     data: bytes
-    def __init__(self, version: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    study_id: str
+    def __init__(self, version: _Optional[int] = ..., data: _Optional[bytes] = ..., study_id: _Optional[str] = ...) -> None: ...

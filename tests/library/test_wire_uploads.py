@@ -27,6 +27,8 @@ from secure_fl.wire import (
 from tests.library.laws import few, law
 from tests.library.messages import DIGEST, upload_header
 
+STUDY = "5a" * 32
+
 KEY = SigningKey.generate()
 
 
@@ -211,7 +213,10 @@ def test_chunks_cover_the_content_exactly(
     path.write_bytes(content)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "CHUNK_BYTES", size)
-        for parts in (list(chunks(content, offset=offset)), list(file_chunks(path, offset=offset))):
+        from_memory = list(chunks(content, study_id=STUDY, offset=offset))
+        from_disk = list(file_chunks(path, study_id=STUDY, offset=offset))
+        for parts in (from_memory, from_disk):
+            assert all(part.study_id == STUDY for part in parts)
             assert b"".join(part.data for part in parts) == content[offset:]
             assert all(0 < len(part.data) <= size for part in parts)
             position = offset
@@ -223,7 +228,7 @@ def test_chunks_cover_the_content_exactly(
 def test_a_chunk_is_one_mebibyte(tmp_path: Path) -> None:
     content = bytes(2 * limits.MIB + 1)
     (tmp_path / "bulk").write_bytes(content)
-    for parts in (chunks(content), file_chunks(tmp_path / "bulk")):
+    for parts in (chunks(content, study_id=STUDY), file_chunks(tmp_path / "bulk", study_id=STUDY)):
         assert [len(part.data) for part in parts] == [limits.MIB, limits.MIB, 1]
 
 

@@ -56,7 +56,7 @@ class EvilCoordinator:
         return pb.UploadReceipt(study_id=self.fed.study.id, upload_id=collected[0].header.upload_id)
 
     async def download(self, peer: Any, request: pb.DownloadRequest) -> AsyncIterator[pb.Chunk]:
-        yield pb.Chunk(offset=0, data=WEIGHTS)
+        yield pb.Chunk(study_id=request.study_id, offset=0, data=WEIGHTS)
 
     def announce(self, *, number: int = 1, attempt: int = 1, invited: tuple[str, ...] = (), **changes: Any) -> None:
         """An announcement that is right but for the changes."""
