@@ -38,7 +38,6 @@ class RunProgress:
             disable=quiet or not self._console.is_terminal,
         )
         self._bar = self._progress.add_task("starting", total=rounds)
-        self._answers = 0
         self._sit_outs: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -56,10 +55,7 @@ class RunProgress:
             case "waiting":
                 self._describe(f"waiting for sites ({fields['ready']} of {fields['roster']})")
             case "round-started":
-                self._answers = 0
                 self._describe("closing evaluation" if fields["kind"] == "evaluate" else f"round {fields['round']}")
-            case "answered":
-                self._answers += 1
             case "sat-out":
                 self._sat_out(fields)
             case "refused":

@@ -1,0 +1,45 @@
+"""The coordinator's store: durable settings, a schema version, and respect for a newer one."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from coordinator.store import Attempt, Store
+from secure_fl.errors import SchemaError, StorageError
+
+ATTEMPT = Attempt(study_id="s", number=1, attempt=1, kind="train", invited=("a", "b"), model_version=0, started=1.0)
+
+
+def test_a_store_is_migrated_once_and_remembers(tmp_path: Path) -> None:
+    store = Store.in_folder(tmp_path)
+    store.add_study("s", b"{}", now=0.0)
+    store.begin_attempt(ATTEMPT)
+    store.close()
+    again = Store.in_folder(tmp_path)
+    assert again.open_attempt("s") == ATTEMPT
+    again.close()
+    with sqlite3.connect(tmp_path / "coordinator.sqlite") as raw:
+        assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+
+
+def test_a_store_of_a_newer_version_is_left_untouched(tmp_path: Path) -> None:
+    store = Store.in_folder(tmp_path)
+    store.add_study("s", b"{}", now=0.0)
+    store.close()
+    with sqlite3.connect(tmp_path / "coordinator.sqlite") as raw:
+        raw.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(SchemaError, match="9999"):
+        Store.in_folder(tmp_path)
+    with sqlite3.connect(tmp_path / "coordinator.sqlite") as raw:
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
+        assert raw.execute("SELECT id FROM studies").fetchall() == [("s",)]
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        Store.in_folder(tmp_path / "file" / "state")
