@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from secure_fl.monitoring import MonitoringSection
 from secure_fl.party import IdentitySection, PartyFile
 from secure_fl.settings import Settings
 
@@ -15,10 +16,14 @@ class CoordinatorSection(IdentitySection):
 
 
 class LimitsSection(Settings):
-    """Timing of sessions, in seconds."""
+    """Timing of sessions, in seconds, and how much of the server one peer may have."""
 
     heartbeat: float = Field(10.0, gt=0, le=300)
     grace: float = Field(20.0, ge=0, le=3600)  # how long a node that vanished in mid-phase is waited for
+    connections: int = Field(512, ge=1, le=100_000)  # of all peers together, unfinished handshakes included
+    calls_per_peer: int = Field(16, ge=3, le=1000)  # at the same time, over all connections of one certificate
+    messages_per_second: float = Field(500.0, gt=0)  # per certificate; a faster sender is read more slowly
+    model_bytes: int = Field(2**30, ge=1)  # the largest shared model a study may have here
 
 
 class CoordinatorFile(PartyFile):
@@ -26,6 +31,7 @@ class CoordinatorFile(PartyFile):
 
     coordinator: CoordinatorSection
     limits: LimitsSection = LimitsSection()
+    monitoring: MonitoringSection = MonitoringSection(address="127.0.0.1:9464")
     studies: tuple[str, ...] = ()  # study files to run, besides those already in the store
 
     @property

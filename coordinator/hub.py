@@ -13,9 +13,9 @@ from typing import Any
 
 import secure_fl
 from coordinator.rounds import StudyRunner
+from secure_fl import logs
 from secure_fl.errors import (
     MalformedMessageError,
-    NetworkError,
     NotConnectedError,
     NotEnrolledError,
     SecureFLError,
@@ -50,6 +50,7 @@ class _Session:
         self.accepted: set[str] = set()
         self.refused: dict[str, str] = {}  # study → error code
         self.outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue(SESSION_QUEUE)
+        self.offence: SecureFLError | None = None  # what the node did to lose its session
 
     def send(self, message: pb.CoordinatorMessage) -> None:
         """Queue a message; a node too slow to read its announcements loses the session and starts over."""
@@ -121,6 +122,11 @@ class Hub:
         except TimeoutError:
             self.hang_up()
 
+    @property
+    def connected(self) -> int:
+        """How many nodes have a session."""
+        return len(self._sessions)
+
     def hang_up(self) -> None:
         """End every session."""
         for session in self._sessions.values():
@@ -148,6 +154,8 @@ class Hub:
                     yield _offer(runner) if runner.outcome == "running" else runner.closing_message()
             while (message := await session.outgoing.get()) is not None:
                 yield message
+            if session.offence is not None:
+                raise session.offence
         finally:
             reader.cancel()
             if self._sessions.get(peer.fingerprint) is session:
@@ -169,7 +177,8 @@ class Hub:
         key = (peer.fingerprint, runner.id)
         if (earlier := self._uploads.get(key)) is not None:
             earlier.cancel()
-        task = asyncio.create_task(self._receive(runner, peer.name, first, parts))
+        with logs.about(study=runner.id, round=header.round):
+            task = asyncio.create_task(self._receive(runner, peer.name, first, parts))
         self._uploads[key] = task
         try:
             async with asyncio.timeout(_UPLOAD_SECONDS + header.bulk.size / _SLOWEST_BYTES_PER_SECOND):
@@ -247,14 +256,10 @@ class Hub:
                     message = await anext(incoming)
                 check_node_message(message)
                 self._handle(session, message)
-        except (
-            TimeoutError,
-            StopAsyncIteration,
-            NetworkError,
-            MalformedMessageError,
-            NotEnrolledError,
-        ) as error:
+        except (TimeoutError, StopAsyncIteration) as error:
             log.info("the session of %s ends: %s", session.peer.name, type(error).__name__)
+        except SecureFLError as error:
+            session.offence = error
         finally:
             session.end()
 

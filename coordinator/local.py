@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.events import Listener
 from coordinator.service import Coordinator
+from secure_fl.events import Listener
 from secure_fl.study import Study
 from secure_fl.transport.base import FederationService
 

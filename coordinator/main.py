@@ -8,12 +8,16 @@ import signal
 import sys
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from coordinator.config import CoordinatorFile
-from coordinator.events import failure, ignore, print_json_lines
+from coordinator.monitoring import Metrics
 from coordinator.service import Coordinator
 from coordinator.servicer import start_server
 from secure_fl import lifeline, logs
 from secure_fl.errors import SecureFLError
+from secure_fl.events import Listener, each, failure, ignore, print_json_lines
+from secure_fl.monitoring import monitored
 from secure_fl.study import Study
 
 _DRAIN_SECONDS = 10.0
@@ -43,18 +47,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _serve(file: CoordinatorFile, *, events: bool, until_done: bool) -> None:
-    listener = print_json_lines if events else ignore
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    listener = each(metrics, print_json_lines if events else ignore)
     coordinator = Coordinator(
         file.state_folder,
         listener=listener,
         heartbeat=file.limits.heartbeat,
         grace=file.limits.grace,
+        model_bytes=file.limits.model_bytes,
         storage_pause=None if until_done else _STORAGE_PAUSE_SECONDS,
     )
+    metrics.watch(coordinator)
     coordinator.resume()
     for path in file.studies:
         coordinator.prepare(Study.read(file.path(path)))
-    server, port = await start_server(coordinator, file)
+    with monitored(file.monitoring.address, registry, lambda: True):
+        await _serve_studies(coordinator, file, listener, until_done=until_done)
+
+
+async def _serve_studies(
+    coordinator: Coordinator, file: CoordinatorFile, listener: Listener, *, until_done: bool
+) -> None:
+    server, port = await start_server(coordinator, file, listener=listener)
     listener("listening", {"port": port})
     work = asyncio.create_task(coordinator.run())
     stop = asyncio.Event()

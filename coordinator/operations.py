@@ -7,72 +7,56 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Any
 
-import grpc.aio
-
-from coordinator.peers import Peers
 from coordinator.rounds import StudyRunner
 from coordinator.service import Coordinator
 from secure_fl.errors import UnknownStudyError
+from secure_fl.identity.certificates import Certificate
 from secure_fl.limits import SETTINGS_BYTES
 from secure_fl.rpc import operations_pb2 as pb
-from secure_fl.rpc.operations_pb2_grpc import OperationsServicer
 from secure_fl.study import Study
-from secure_fl.transport.errors import errors_as_status
 from secure_fl.wire import check_study_id, file_chunks, require
 
 log = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
 
-
-class Operations(OperationsServicer):
+class Operations:
     """Submit, watch, stop and export studies."""
 
-    def __init__(self, coordinator: Coordinator, peers: Peers) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._peers = peers
 
-    async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.StudyStatus:
+    async def Submit(self, request: pb.SubmitRequest, operator: Certificate) -> pb.StudyStatus:
         """Take a study up. The same study again is the same study."""
-        async with errors_as_status(context):
-            operator = self._peers.require(context, role="operator")
-            require(len(request.settings) <= SETTINGS_BYTES, "a study is too long")
-            study = Study.from_canonical(request.settings)
-            runner = await asyncio.to_thread(self._coordinator.prepare, study)
-            self._coordinator.start(runner)
-            log.info("study %s submitted by %s", study.id[:12], operator.name)
-            return self._status(runner)
+        require(len(request.settings) <= SETTINGS_BYTES, "a study is too long")
+        study = Study.from_canonical(request.settings)
+        runner = await asyncio.to_thread(self._coordinator.prepare, study)
+        self._coordinator.start(runner)
+        log.info("study %s submitted by %s", study.id[:12], operator.name)
+        return self._status(runner)
 
-    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+    async def Status(self, request: pb.StatusRequest, _operator: Certificate) -> pb.StatusReply:
         """All studies in short, or one with its record."""
-        async with errors_as_status(context):
-            self._peers.require(context, role="operator")
-            if not request.study_id:
-                return pb.StatusReply(studies=[self._status(runner) for runner in self._coordinator.runners.values()])
-            runner = self._runner(request.study_id)
-            status = self._status(runner)
-            status.record = json.dumps(asdict(runner.record())).encode() if runner.is_open else b""
-            return pb.StatusReply(studies=[status])
+        if not request.study_id:
+            return pb.StatusReply(studies=[self._status(runner) for runner in self._coordinator.runners.values()])
+        runner = self._runner(request.study_id)
+        status = self._status(runner)
+        status.record = json.dumps(asdict(runner.record())).encode() if runner.is_open else b""
+        return pb.StatusReply(studies=[status])
 
-    async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StudyStatus:
+    async def Stop(self, request: pb.StopRequest, operator: Certificate) -> pb.StudyStatus:
         """End a study before its last round; what it has committed stays."""
-        async with errors_as_status(context):
-            operator = self._peers.require(context, role="operator")
-            runner = self._runner(request.study_id)
-            log.info("study %s is stopped by %s", runner.id[:12], operator.name)
-            await self._coordinator.stop(runner)
-            return self._status(runner)
+        runner = self._runner(request.study_id)
+        log.info("study %s is stopped by %s", runner.id[:12], operator.name)
+        await self._coordinator.stop(runner)
+        return self._status(runner)
 
-    async def Export(self, request: pb.ExportRequest, context: Context) -> AsyncIterator[pb.ExportPart]:
+    async def Export(self, request: pb.ExportRequest, _operator: Certificate) -> AsyncIterator[pb.ExportPart]:
         """The current model as safetensors."""
-        async with errors_as_status(context):
-            self._peers.require(context, role="operator")
-            runner = self._runner(request.study_id)
-            version, path = runner.checkpoint()
-            for chunk in file_chunks(path, study_id=runner.id):
-                yield pb.ExportPart(study_id=runner.id, version=version, data=chunk.data)
+        runner = self._runner(request.study_id)
+        version, path = runner.checkpoint()
+        for chunk in file_chunks(path, study_id=runner.id):
+            yield pb.ExportPart(study_id=runner.id, version=version, data=chunk.data)
 
     def _runner(self, study_id: str) -> StudyRunner:
         check_study_id(study_id)

@@ -19,15 +19,17 @@ class Peers:
         self._trust = trust
         self._now = now
 
-    def require(self, context: grpc.aio.ServicerContext[Any, Any], *, role: str) -> Certificate:
+    def require(self, context: grpc.aio.ServicerContext[Any, Any], *, roles: frozenset[str]) -> Certificate:
         """The peer of a call, or `CertificateError`."""
         leaf = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
         if leaf is None:
             raise CertificateError("a call without a client certificate")
         peer = Certificate.from_pem(leaf)
-        self.check(peer, role=role)
+        self.check(peer, roles=roles)
         return peer
 
-    def check(self, peer: Certificate, *, role: str) -> None:
-        """Raise `CertificateError` unless the consortium stands behind this peer now."""
-        self._trust.check(peer, role=role, now=self._now())
+    def check(self, peer: Certificate, *, roles: frozenset[str]) -> None:
+        """Raise `CertificateError` unless the consortium stands behind this peer now, in one of these roles."""
+        if peer.role not in roles:
+            raise CertificateError(f"{peer.name} is a {peer.role}, which may not call this")
+        self._trust.check(peer, role=peer.role, now=self._now())

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.depot import BulkFile, Depot
-from coordinator.events import Listener, ignore
 from coordinator.machine import RoundMachine
 from coordinator.recording import EVALUATE, TRAIN, RoundFacts, Traffic, record_round
 from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt, Store, StoredAnswer
+from secure_fl import logs
 from secure_fl.errors import (
     CohortTooSmallError,
     ConflictingUploadError,
@@ -31,6 +31,7 @@ from secure_fl.errors import (
     StudyAbortedError,
     StudyStoppedError,
 )
+from secure_fl.events import Listener, ignore
 from secure_fl.protect.base import Message, Opened, RoundContext
 from secure_fl.record import RoundRecord, StudyRecord
 from secure_fl.round_context import round_context
@@ -100,7 +101,8 @@ class StudyRunner:
         await asyncio.to_thread(self._open)
         try:
             while (number := len(self._records) + 1) <= self.study.study.rounds:
-                await self._round(number, TRAIN)
+                with logs.about(round=number):
+                    await self._round(number, TRAIN)
             if len(self._records) == self.study.study.rounds:
                 await self._closing_evaluation()
         except StudyAbortedError as error:
@@ -156,7 +158,7 @@ class StudyRunner:
             await self._round(self.study.study.rounds + 1, EVALUATE)
         except StudyAbortedError:
             # The model is there; only its last measurement is missing. That is no reason to lose the study.
-            log.warning("study %s: the closing evaluation did not find enough sites", self.id[:12])
+            log.warning("the closing evaluation did not find enough sites")
 
     async def stop(self) -> None:
         """End the study early. The caller has cancelled `run`; committed rounds stay."""
@@ -226,7 +228,7 @@ class StudyRunner:
 
     async def _replay(self, attempt: Attempt) -> Opened | None:
         """Rebuild the machine of an attempt that was under way when the coordinator stopped."""
-        log.info("study %s: resuming round %d, attempt %d", self.id[:12], attempt.number, attempt.attempt)
+        log.info("resuming round %d, attempt %d", attempt.number, attempt.attempt)
         machine = RoundMachine(self._protection, self._context(attempt))
         machine.begin()
         answers = await asyncio.to_thread(self._store.answers, attempt)
@@ -256,7 +258,9 @@ class StudyRunner:
             for node in sorted(machine.waiting):
                 if (announcement := self.catch_up(node)) is not None:
                     self._sessions.send(node, announcement)
+            begun = asyncio.get_running_loop().time()
             await self._wait_for_answers(machine, self._deadline(position))
+            self._emit("phase-closed", phase=machine.phase, seconds=asyncio.get_running_loop().time() - begun)
             async with self._lock:
                 await asyncio.to_thread(self._store.close_phase, attempt, position, machine.phase)
                 opened = await asyncio.to_thread(machine.close)
@@ -298,7 +302,7 @@ class StudyRunner:
     async def _void(self, attempt: Attempt | None, error: RoundError) -> None:
         if attempt is None:
             raise error
-        log.warning("study %s: round %d attempt %d is void: %s", self.id[:12], attempt.number, attempt.attempt, error)
+        log.warning("attempt %d is void: %s", attempt.attempt, error)
         await asyncio.to_thread(self._store.abort_attempt, attempt, error.code)
         self._leave()
         self._close_round(attempt, committed=False, reason=error.code)

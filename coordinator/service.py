@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.events import Listener, failure, ignore
 from coordinator.hub import Hub
 from coordinator.rounds import StudyRunner
 from coordinator.store import Store
-from secure_fl.errors import SecureFLError, StorageError
+from secure_fl import logs
+from secure_fl.errors import ModelTooLargeError, SecureFLError, StorageError
+from secure_fl.events import Listener, failure, ignore
+from secure_fl.limits import OBJECT_BYTES
 from secure_fl.study import Study
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class Coordinator:
         grace: float = 20.0,
         now: Callable[[], float] = time.time,
         storage_pause: float | None = None,
+        model_bytes: int = OBJECT_BYTES,
     ) -> None:
         self.hub = Hub(heartbeat=heartbeat)
         self.runners: dict[str, StudyRunner] = {}
@@ -41,6 +44,7 @@ class Coordinator:
         self._listener = listener
         self._grace = grace
         self._now = now
+        self._model_bytes = model_bytes
         self._storage_pause = storage_pause  # before a study goes on after a storage error; None: it does not
 
     def resume(self) -> None:
@@ -52,7 +56,12 @@ class Coordinator:
         """Take up a study; one that is already here stays as it is."""
         if study.id in self.runners:
             return self.runners[study.id]
-        study.check()
+        layout = study.check()
+        if 4 * layout.size > self._model_bytes:
+            raise ModelTooLargeError(
+                f"the study's model has {4 * layout.size} bytes, more than the {self._model_bytes} allowed here",
+                advice="raise [limits] model_bytes in the coordinator's file",
+            )
         self._store.add_study(study.id, study.canonical(), now=self._now())
         return self._runner(study, "running", "")
 
@@ -83,6 +92,10 @@ class Coordinator:
         self._store.close()
 
     async def _run(self, runner: StudyRunner) -> None:
+        with logs.about(study=runner.id):
+            await self._run_through_pauses(runner)
+
+    async def _run_through_pauses(self, runner: StudyRunner) -> None:
         try:
             while True:
                 try:
@@ -92,11 +105,11 @@ class Coordinator:
                     # A full disk is no reason to end a study: the store knows how far it is.
                     if self._storage_pause is None:
                         raise
-                    log.error("study %s pauses: %s", runner.id[:12], error)
+                    log.error("the study pauses: %s", error)
                     self._listener("study-paused", {"study_id": runner.id, **failure(error)})
                     await asyncio.sleep(self._storage_pause)
         except SecureFLError as error:
-            log.error("study %s ended: %s", runner.id[:12], error)
+            log.error("the study ended: %s", error)
             self._listener("study-failed", {"study_id": runner.id, **failure(error)})
 
     def _runner(self, study: Study, outcome: str, reason: str) -> StudyRunner:

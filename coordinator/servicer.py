@@ -1,35 +1,43 @@
-"""gRPC in front of the hub: mutual TLS, identity from the certificate, typed errors as statuses."""
+"""The coordinator's gRPC server: mutual TLS, limits, and the services behind the gate."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2
 
+import secure_fl
 from coordinator.config import CoordinatorFile
+from coordinator.gate import Gate
 from coordinator.hub import Hub
 from coordinator.operations import Operations
 from coordinator.peers import Peers
 from coordinator.service import Coordinator
-from secure_fl.errors import MalformedMessageError, PortInUseError
+from secure_fl.errors import PortInUseError
+from secure_fl.events import Listener, ignore
 from secure_fl.identity.certificates import Certificate, utc_now
-from secure_fl.limits import MESSAGE_BYTES
+from secure_fl.limits import MESSAGE_BYTES, METADATA_BYTES
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.rpc.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
-from secure_fl.rpc.operations_pb2_grpc import add_OperationsServicer_to_server
-from secure_fl.transport.errors import errors_as_status
+from secure_fl.rpc import operations_pb2
+from secure_fl.wire import our_versions
 
 log = logging.getLogger(__name__)
 
-_FIRST_SECONDS = 20.0
+_FEDERATION = pb.DESCRIPTOR.services_by_name["Federation"]
+_RECEPTION = pb.DESCRIPTOR.services_by_name["Reception"]
+_OPERATIONS = operations_pb2.DESCRIPTOR.services_by_name["Operations"]
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_metadata_size", METADATA_BYTES),
     ("grpc.max_concurrent_streams", 32),  # per connection: a session, and a few transfers
+    ("grpc.server_handshake_timeout_ms", 10_000),  # A socket that never speaks TLS is no connection for long.
+    ("grpc.max_connection_idle_ms", 60_000),  # nor is one without calls; a node always has its session
     ("grpc.so_reuseport", 0),  # Otherwise two coordinators would share a port in silence.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 15_000),
@@ -39,76 +47,68 @@ _OPTIONS = (
 )
 
 
-class Servicer(FederationServicer):
-    """Authenticates every call and passes it to the hub."""
+class Federation:
+    """What nodes call."""
 
-    def __init__(self, hub: Hub, peers: Peers) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._peers = peers
 
-    async def Session(
-        self, request_iterator: AsyncIterator[pb.NodeMessage], context: grpc.aio.ServicerContext[Any, Any]
+    def Session(
+        self, incoming: AsyncIterator[pb.NodeMessage], peer: Certificate
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         """The stream a node keeps."""
-        async with errors_as_status(context):
-            # Refused while it still sends its hello, a peer's gRPC would report the failed write instead of our reason.
-            incoming = await _with_first(request_iterator)
-            peer = self._peers.require(context, role="node")
-            async for message in self._hub.session(peer, incoming):
-                self._peers.check(peer, role="node")  # Revoked while connected: told nothing more.
-                yield message
+        return self._hub.session(peer, incoming)
 
-    async def Upload(
-        self, request_iterator: AsyncIterator[pb.UploadPart], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.UploadReceipt:
+    async def Upload(self, parts: AsyncIterator[pb.UploadPart], peer: Certificate) -> pb.UploadReceipt:
         """One answer to one phase."""
-        async with errors_as_status(context):
-            peer = self._peers.require(context, role="node")
-            return await self._hub.upload(peer, self._while_valid(peer, request_iterator))
+        return await self._hub.upload(peer, parts)
 
-    async def _while_valid(
-        self, peer: Certificate, parts: AsyncIterator[pb.UploadPart]
-    ) -> AsyncIterator[pb.UploadPart]:
-        async for part in parts:
-            self._peers.check(peer, role="node")
-            yield part
-
-    async def Download(
-        self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.Chunk]:
+    def Download(self, request: pb.DownloadRequest, peer: Certificate) -> AsyncIterator[pb.Chunk]:
         """One object."""
-        async with errors_as_status(context):
-            peer = self._peers.require(context, role="node")
-            async for chunk in self._hub.download(peer, request):
-                yield chunk
+        return self._hub.download(peer, request)
 
 
-async def _with_first(messages: AsyncIterator[pb.NodeMessage]) -> AsyncIterator[pb.NodeMessage]:
-    """The same stream, once its first message is here."""
-    rest = aiter(messages)
-    try:
-        async with asyncio.timeout(_FIRST_SECONDS):
-            first = await anext(rest)
-    except (TimeoutError, StopAsyncIteration):
-        raise MalformedMessageError("a session did not start with hello") from None
+class Reception:
+    """Who we are and what time it is here, for `secure-fl doctor`."""
 
-    async def whole() -> AsyncIterator[pb.NodeMessage]:
-        yield first
-        async for message in rest:
-            yield message
-
-    return whole()
+    async def Greet(self, _request: pb.GreetRequest, _peer: Certificate) -> pb.Greeting:
+        """Say so."""
+        software = f"secure-fl {secure_fl.__version__}"
+        return pb.Greeting(versions=our_versions(), software=software, clock_ms=int(time.time() * 1000))
 
 
-async def start_server(coordinator: Coordinator, file: CoordinatorFile) -> tuple[grpc.aio.Server, int]:
+class Health:
+    """gRPC's standard health checking. A coordinator that answers is serving."""
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, _peer: Certificate) -> health_pb2.HealthCheckResponse:
+        """SERVING, for the server as a whole and for each service by name."""
+        replies = health_pb2.HealthCheckResponse
+        known = request.service in ("", _FEDERATION.full_name, _OPERATIONS.full_name)
+        return replies(status=replies.SERVING if known else replies.SERVICE_UNKNOWN)
+
+
+async def start_server(
+    coordinator: Coordinator, file: CoordinatorFile, *, listener: Listener = ignore
+) -> tuple[grpc.aio.Server, int]:
     """Listen with mutual TLS; returns the server and its port. Raises `PortInUseError`."""
     credential = file.credential()
     trust = file.trust()
     trust.check(credential.certificate, role="coordinator", now=utc_now())
-    server = grpc.aio.server(options=_OPTIONS)
-    peers = Peers(trust)
-    add_FederationServicer_to_server(Servicer(coordinator.hub, peers), server)  # type: ignore[no-untyped-call]
-    add_OperationsServicer_to_server(Operations(coordinator, peers), server)  # type: ignore[no-untyped-call]
+    gate = Gate(
+        Peers(trust),
+        calls_per_peer=file.limits.calls_per_peer,
+        messages_per_second=file.limits.messages_per_second,
+        listener=listener,
+    )
+    server = grpc.aio.server(
+        handlers=[
+            gate.handlers(_FEDERATION, Federation(coordinator.hub), roles=frozenset({"node"})),
+            gate.handlers(_OPERATIONS, Operations(coordinator), roles=frozenset({"operator"})),
+            gate.handlers(_RECEPTION, Reception(), roles=frozenset({"node", "operator"})),
+            gate.handlers(_HEALTH, Health(), roles=frozenset({"node", "operator"})),
+        ],
+        options=(*_OPTIONS, ("grpc.max_allowed_incoming_connections", file.limits.connections)),
+    )
     tls = grpc.ssl_server_credentials(
         [(credential.tls_key.reveal(), credential.certificate.pem)],
         root_certificates=file.ca_pem(),

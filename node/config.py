@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from secure_fl.monitoring import MonitoringSection
 from secure_fl.party import DialingFile, DialingSection
 from secure_fl.settings import Settings
 from secure_fl.tasks.partition import PartitionSettings
@@ -42,8 +43,12 @@ class PolicySection(Settings):
     protections: tuple[str, ...] = ("masked", "sealed")
     strategies: tuple[str, ...] = ()  # empty: all
     tasks: tuple[str, ...] = ()  # `module:attribute` tasks this site installed and allows, word for word
+    datasets: tuple[str, ...] = ()  # ids that studies may use; empty: all of this file
     min_cohort: int = Field(3, ge=2)
     colluders: int = Field(1, ge=0)
+    epsilon: float | None = Field(None, gt=0)  # the most that all studies together may spend on one data set
+    delta: float | None = Field(None, gt=0, lt=1)
+    model_bytes: int = Field(2**30, ge=1)  # the largest shared model this site fetches
     metrics: Literal["none", "aggregate", "per-node"] = "aggregate"
     approve: Literal["ask", "listed"] = "ask"
     approved: tuple[str, ...] = ()  # study hashes
@@ -61,6 +66,7 @@ class NodeFile(DialingFile):
     node: NodeSection
     datasets: dict[str, DatasetSection] = Field(default_factory=dict)
     policy: PolicySection = PolicySection()
+    monitoring: MonitoringSection = MonitoringSection()
     simulation: SimulationSection | None = None
 
     @property

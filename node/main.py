@@ -8,13 +8,17 @@ import signal
 import sys
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from node.config import NodeFile
 from node.link import GrpcConnector
+from node.monitoring import Metrics
 from node.service import Node
 from node.worker import WorkerProcess
 from secure_fl import lifeline, logs
 from secure_fl.errors import SecureFLError
 from secure_fl.identity.certificates import utc_now
+from secure_fl.monitoring import monitored
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,8 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
 async def _serve(file: NodeFile, *, until_done: bool) -> None:
     # The coordinator would refuse these too, but only as a broken handshake; here the reason has a name.
     file.trust().check(file.credential().certificate, role="node", now=utc_now())
-    node = Node(file, GrpcConnector(file), WorkerProcess(), until_done=until_done)
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    node = Node(file, GrpcConnector(file), WorkerProcess(), until_done=until_done, listener=metrics)
+    metrics.watch(lambda: node.connected)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.stop)
-    await node.run()
+    with monitored(file.monitoring.address, registry, lambda: node.connected):
+        await node.run()

@@ -41,8 +41,13 @@ class Policy:
             raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
         study.make_strategy()
         study.make_protection()
-        if study.task.dataset_id not in self._file.datasets:
-            raise RefusedError(f"there is no [datasets.{study.task.dataset_id}] here")
+        dataset = study.task.dataset_id
+        if dataset not in self._file.datasets:
+            raise RefusedError(f"there is no [datasets.{dataset}] here")
+        if policy.datasets and dataset not in policy.datasets:
+            raise RefusedError(f"dataset {dataset!r} is not allowed by [policy] datasets")
+        if policy.epsilon is not None and study.privacy.mode == "none":
+            raise RefusedError("the study has no differential privacy, and [policy] epsilon limits what may be spent")
         if study.protection.colluders < policy.colluders:
             raise RefusedError(f"the study withstands fewer than {policy.colluders} colluding sites")
         if len(study.study.roster) < policy.min_cohort or study.min_cohort(RequestKind.SUM) < policy.min_cohort:
@@ -62,5 +67,7 @@ class Policy:
             raise RefusedError("the round invites sites outside the roster, or not this one")
         if len(invited) < max(self._file.policy.min_cohort, study.min_cohort(RequestKind.SUM)):
             raise RefusedError("the round's cohort is too small")
+        if max(announcement.model.object.size, announcement.bulk.size) > self._file.policy.model_bytes:
+            raise RefusedError("the model is larger than [policy] model_bytes")
         if announcement.payload.protection != study.protection.kind:
             raise RefusedError("the round uses another protection than the study")

@@ -11,17 +11,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from node.config import NodeFile
 from node.jobs import Job, Result, layout_to_json
 from node.policy import Policy
 from node.store import StudyStore, load_blocks, save_blocks
+from secure_fl import logs
 from secure_fl.blocks import Layout
 from secure_fl.errors import ProtectionError, RestartedError, SecureFLError
+from secure_fl.events import Listener, ignore
 from secure_fl.identity.signing import SigningKey
 from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector
 from secure_fl.privacy.accountant import Accountant, Reservation
@@ -53,6 +56,7 @@ class Site:
     executor: Executor
     session: Session
     randomness: Callable[..., Randomness]  # a fresh source for one attempt
+    listener: Listener = ignore
 
 
 class Round:
@@ -88,22 +92,25 @@ class Round:
 
     async def run(self) -> None:
         """Take part; whatever goes wrong, the node sits out and says only the error's code."""
+        with logs.about(study=self._study.id, round=self._first.round):
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             async with asyncio.timeout_at(_deadline(self._first)) as self._timeout:
                 await self._take_part()
+            self._emit("round-done")
         except TimeoutError:
-            log.warning("%s: too slow for the deadline; left out", self._label())
+            log.warning("too slow for the deadline; left out")
             self._refusal = "LateMessage"
+            self._emit("sat-out", code="LateMessage")
         except SecureFLError as error:
-            log.warning(
-                "%s: sitting out: %s%s",
-                self._label(),
-                error.message,
-                f" → {error.hint}" if error.hint else "",
-            )
+            log.warning("sitting out: %s%s", error.message, f" → {error.hint}" if error.hint else "")
+            self._emit("sat-out", code=error.code)
             self._sit_out(error.code)
         except Exception:
-            log.exception("%s: sitting out after an unexpected error", self._label())
+            log.exception("sitting out after an unexpected error")
+            self._emit("sat-out", code="SecureFL")
             self._sit_out("SecureFL")
         finally:
             self._finished = True
@@ -144,6 +151,7 @@ class Round:
         await self._site.session.download(
             self._study.id, target, lambda chunks: self._store.receive(target, chunks, path)
         )
+        self._emit("fetched", bytes=target.size)
         blocks = layout.unflatten(path.read_bytes())
         if layout.digest(blocks) != announcement.model.digest:
             raise ProtectionError("the model's digest does not match its blocks")
@@ -183,7 +191,10 @@ class Round:
             personal_to=str(self._store.path("personal", number)),
             model_to=str(self._store.model),
         )
-        return await self._site.executor.run(job)
+        begun = time.monotonic()
+        result = await self._site.executor.run(job)
+        self._emit("trained", seconds=time.monotonic() - begun)
+        return result
 
     def _encode(self, context: RoundContext, result: Result) -> Contribution:
         """7. Clip, weigh and round the update: from here on it is integers in the study's ring."""
@@ -204,8 +215,8 @@ class Round:
         )
         if clipped:
             log.warning(
-                "%s: %d of %d values were beyond ±%g and were clipped; raise protection.clip or train more gently",
-                self._label(), clipped, layout.size, protection.clip,
+                "%d of %d values were beyond ±%g and were clipped; raise protection.clip or train more gently",
+                clipped, layout.size, protection.clip,
             )  # fmt: skip
         if METRICS_BLOCK in context.layout.names:
             vector = to_vector(result.metrics, ceiling=self._study.metrics.ceiling)
@@ -232,6 +243,7 @@ class Round:
                 self._site.accountant.commit(reservation, release=self._release(header))
                 self._left_the_node = True
             await self._site.session.upload(header, answer.bulk)
+            self._emit("answered", phase=phase, bytes=len(answer.bulk) + len(answer.body))
 
     async def _next_phase(self, phase: str) -> None:
         # Waiting for others is no fault of this node: the coordinator announces, or closes the round.
@@ -329,13 +341,13 @@ class Round:
     def _suffix(self) -> str:
         return f"{self._first.round}-{self._first.attempt}"
 
+    def _emit(self, event: str, **fields: Any) -> None:
+        self._site.listener(event, {"study_id": self._study.id, "round": self._first.round, **fields})
+
     def _sit_out(self, code: str) -> None:
         self._refusal = code
         body = pb.SitOut(round=self._first.round, attempt=self._first.attempt, reason=code)
         self._site.session.say(pb.NodeMessage(study_id=self._study.id, sit_out=body))
-
-    def _label(self) -> str:
-        return f"study {self._study.id[:12]} round {self._first.round} attempt {self._first.attempt}"
 
 
 def _deadline(announcement: pb.PhaseAnnouncement) -> float:

@@ -14,6 +14,7 @@ from node.session import Session
 from node.store import NodeStore, StudyStore
 from node.worker import Executor
 from secure_fl.errors import CertificateError, SecureFLError
+from secure_fl.events import Listener, ignore
 from secure_fl.files import write_atomically
 from secure_fl.privacy.accountant import RecordingAccountant
 from secure_fl.privacy.ledger import Ledger
@@ -39,7 +40,15 @@ class _Participation:
 class Node:
     """One site."""
 
-    def __init__(self, file: NodeFile, connector: Connector, executor: Executor, *, until_done: bool = False) -> None:
+    def __init__(
+        self,
+        file: NodeFile,
+        connector: Connector,
+        executor: Executor,
+        *,
+        until_done: bool = False,
+        listener: Listener = ignore,
+    ) -> None:
         credential = file.credential()
         me = credential.certificate
         if me.name != file.node.name or me.role != "node":
@@ -49,6 +58,7 @@ class Node:
         self._policy = Policy(file, me)
         self._executor = executor
         self._until_done = until_done
+        self._listener = listener
         self._studies: dict[str, _Participation] = {}
         self._refused: dict[str, bytes] = {}  # offers that an approval may still change
         self._stopping = False
@@ -63,6 +73,7 @@ class Node:
             executor=executor,
             session=self._session,
             randomness=self._randomness,
+            listener=listener,
         )
 
     async def run(self) -> None:
@@ -75,6 +86,11 @@ class Node:
             for participation in self._studies.values():
                 await _cancel(participation)
             await self._executor.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a session with the coordinator now."""
+        return self._session.connected
 
     def stop(self) -> None:
         """Leave cleanly and at once: state is on disk after every round, so nothing is lost."""
@@ -117,6 +133,7 @@ class Node:
                 error.message,
                 f" → {error.hint}" if error.hint else "",
             )
+            self._listener("refused", {"study_id": study_id, "code": error.code})
             answer = pb.StudyAnswer(accepted=False, refusal=error.code)
         else:
             # Offered again after a broken link: a round under way goes on.

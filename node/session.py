@@ -20,6 +20,7 @@ from secure_fl.errors import (
     NotConnectedError,
     SecureFLError,
     StorageError,
+    TooManyRequestsError,
 )
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.transport.base import Connector, CoordinatorLink
@@ -36,8 +37,8 @@ _TRANSFER_SECONDS = 60.0
 _SLOWEST_BYTES_PER_SECOND = 256 * 1024
 _CORRUPT_TRANSFERS = 3
 
-# Worth another try: the link broke.
-_TRANSIENT = (NetworkError, NotConnectedError)
+# Worth another try: the link broke, or the coordinator was busy with us.
+_TRANSIENT = (NetworkError, NotConnectedError, TooManyRequestsError)
 
 T = TypeVar("T")
 Handler = Callable[[pb.CoordinatorMessage], None]
@@ -91,6 +92,11 @@ class Session:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), self._pause * (0.5 + self._jitter() / 2))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the coordinator has welcomed this node."""
+        return self._connected.is_set()
 
     def stop(self) -> None:
         """Hang up and let `run` return."""

@@ -63,6 +63,12 @@ class LayoutMismatchError(SettingsError):
     advice = "install the same version of the task at every site and compare the study's [task] settings"
 
 
+class ModelTooLargeError(SettingsError):
+    """A model is larger than a party is willing to hold."""
+
+    status = "FAILED_PRECONDITION"
+
+
 class DataError(SettingsError):
     """The local data cannot be read or do not fit the task."""
 
@@ -105,6 +111,13 @@ class NotConnectedError(NetworkError):
 
     status = "FAILED_PRECONDITION"
     advice = "the node reconnects and asks again"
+
+
+class TooManyRequestsError(NetworkError):
+    """A peer wants more of the server at once than its share."""
+
+    status = "RESOURCE_EXHAUSTED"
+    advice = "wait; if this is no mistake, raise [limits] in the coordinator's file"
 
 
 # --- identity ---------------------------------------------------------------------------------------------
@@ -252,6 +265,11 @@ def by_code(code: str) -> type[SecureFLError]:
             return cls
         pending.extend(cls.__subclasses__())
     return SecureFLError
+
+
+def known_code(code: str) -> str:
+    """`code` if it is one of ours, the root's otherwise: what another party wrote goes no further."""
+    return by_code(code).__name__.removesuffix("Error")
 
 
 def rebuild(code: str, message: str, *, advice: str | None = None) -> SecureFLError:

@@ -13,6 +13,7 @@ PROTOCOL_HIGHEST: Final = 1
 CHUNK_BYTES: Final = 1 * MIB
 # One gRPC message: a chunk and its framing, or an announcement with a protection's payload.
 MESSAGE_BYTES: Final = 3 * MIB
+METADATA_BYTES: Final = 16 * KIB
 PAYLOAD_BYTES: Final = 2 * MIB
 SETTINGS_BYTES: Final = 256 * KIB
 OBJECT_BYTES: Final = 4 * 1024 * MIB

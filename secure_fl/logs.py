@@ -7,9 +7,22 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
+
+_subject: ContextVar[dict[str, str | int]] = ContextVar("subject", default={})  # noqa: B039 - never changed in place
+
+
+@contextmanager
+def about(**subject: str | int) -> Iterator[None]:
+    """Every line logged inside says what it is about: `about(study=…, round=…)`. Tasks started inside inherit it."""
+    token = _subject.set({**_subject.get(), **subject})
+    try:
+        yield
+    finally:
+        _subject.reset(token)
 
 
 def configure(*, level: str, style: str, stream: TextIO | None = None) -> None:
@@ -45,16 +58,18 @@ def _one_line(text: str) -> str:
 class _TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = f"{moment} {record.levelname.lower():7} {record.name}: {_one_line(record.getMessage())}"
+        subject = "".join(f" {key}={str(value)[:12]}" for key, value in _subject.get().items())
+        line = f"{moment} {record.levelname.lower():7} {record.name}{subject}: {_one_line(record.getMessage())}"
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = {
+        fields: dict[str, str | int] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **_subject.get(),
             "message": record.getMessage(),
         }
         if record.exc_info:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from secure_fl import limits, protect, strategies
+from secure_fl.blocks import Layout
 from secure_fl.errors import SettingsError
 from secure_fl.protect.base import Protection, RequestKind
 from secure_fl.protect.cohort import smallest_cohort
@@ -243,8 +244,10 @@ class Study(Settings):
         """The protection."""
         return protect.resolve(self.protection.kind)
 
-    def check(self, *, nodes: int | None = None) -> None:
+    def check(self, *, nodes: int | None = None) -> Layout:
         """Everything that can be known without a site: names exist, parts fit together, enough sites.
+
+        Returns the layout of the model.
 
         Raises `SettingsError`, or `OverflowInvariantError` where the bits do not suffice, with the first problem.
         """
@@ -276,3 +279,4 @@ class Study(Settings):
                 advice="enrol more sites (in a simulation: --nodes)",
             )
         self.codec().require_room(contributors=max(sites, 1), ring_bits=32)
+        return layout

@@ -16,6 +16,20 @@ ROUND_KIND_UNSPECIFIED: RoundKind
 ROUND_KIND_TRAIN: RoundKind
 ROUND_KIND_EVALUATE: RoundKind
 
+class GreetRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Greeting(_message.Message):
+    __slots__ = ("versions", "software", "clock_ms")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
+    versions: VersionRange
+    software: str
+    clock_ms: int
+    def __init__(self, versions: _Optional[_Union[VersionRange, _Mapping]] = ..., software: _Optional[str] = ..., clock_ms: _Optional[int] = ...) -> None: ...
+
 class VersionRange(_message.Message):
     __slots__ = ("lowest", "highest")
     LOWEST_FIELD_NUMBER: _ClassVar[int]

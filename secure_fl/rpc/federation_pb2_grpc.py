@@ -184,3 +184,78 @@ class Federation:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ReceptionStub:
+    """Answers before any study: who is there, in which versions, at what time. For `secure-fl doctor`.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Greet = channel.unary_unary(
+                '/secure_fl.v1.Reception/Greet',
+                request_serializer=secure__fl_dot_rpc_dot_federation__pb2.GreetRequest.SerializeToString,
+                response_deserializer=secure__fl_dot_rpc_dot_federation__pb2.Greeting.FromString,
+                _registered_method=True)
+
+
+class ReceptionServicer:
+    """Answers before any study: who is there, in which versions, at what time. For `secure-fl doctor`.
+    """
+
+    def Greet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ReceptionServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Greet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Greet,
+                    request_deserializer=secure__fl_dot_rpc_dot_federation__pb2.GreetRequest.FromString,
+                    response_serializer=secure__fl_dot_rpc_dot_federation__pb2.Greeting.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'secure_fl.v1.Reception', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('secure_fl.v1.Reception', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Reception:
+    """Answers before any study: who is there, in which versions, at what time. For `secure-fl doctor`.
+    """
+
+    @staticmethod
+    def Greet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/secure_fl.v1.Reception/Greet',
+            secure__fl_dot_rpc_dot_federation__pb2.GreetRequest.SerializeToString,
+            secure__fl_dot_rpc_dot_federation__pb2.Greeting.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

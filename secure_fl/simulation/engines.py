@@ -11,20 +11,19 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from secure_fl import logs
 from secure_fl.errors import SettingsError, StudyAbortedError
+from secure_fl.events import Listener
 from secure_fl.protect.base import RequestKind
 from secure_fl.simulation.workspace import Workspace
 from secure_fl.study import Study
 from secure_fl.transport.base import FederationService
-
-Listener: TypeAlias = Callable[[str, Mapping[str, Any]], None]
 
 _LEAVE_SECONDS = 10.0
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
+from secure_fl.events import Listener
 from secure_fl.files import write_atomically
 from secure_fl.protect.base import RequestKind
 from secure_fl.record import StudyRecord
 from secure_fl.report import render
 from secure_fl.settings import require_known
-from secure_fl.simulation.engines import Listener, last_complaint, run_processes, run_threads
+from secure_fl.simulation.engines import last_complaint, run_processes, run_threads
 from secure_fl.simulation.summary import summarise
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study import Study

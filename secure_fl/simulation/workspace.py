@@ -136,6 +136,7 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspa
             "ca": "../ca.pem",
             "crl": "../pki/crl.pem",
         },
+        "monitoring": {"address": ""},
         "studies": ["../study.toml"],
     }
     write_atomically(workspace.coordinator_file, tomli_w.dumps(settings).encode())

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from secure_fl.errors import NetworkError, SecureFLError, by_code, rebuild
+from secure_fl.errors import NetworkError, SecureFLError, known_code, rebuild
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.wire import parse
 
@@ -51,5 +51,5 @@ def error_from_status(error: grpc.aio.AioRpcError) -> SecureFLError:
 
 def remote_error(code: str) -> SecureFLError:
     """An error the other side reported by its code."""
-    known = by_code(code).__name__.removesuffix("Error")  # the peer's own words go no further
+    known = known_code(code)
     return rebuild(known, f"the coordinator answered: {known}")

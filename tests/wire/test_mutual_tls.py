@@ -12,7 +12,6 @@ import pytest
 import tomli_w
 
 from coordinator.config import CoordinatorFile
-from coordinator.events import ignore
 from coordinator.service import Coordinator
 from coordinator.servicer import start_server
 from node.config import NodeFile
@@ -28,6 +27,7 @@ from secure_fl.errors import (
     SignatureError,
     VersionMismatchError,
 )
+from secure_fl.events import ignore
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import utc_now
 from secure_fl.rpc import federation_pb2 as pb

@@ -1,4 +1,4 @@
-"""What happens, for whoever watches: a progress display, a log, a test."""
+"""What happens, for whoever watches: a progress display, metrics, a test."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ def failure(error: SecureFLError) -> dict[str, Any]:
 
 def ignore(kind: str, fields: Mapping[str, Any]) -> None:
     """A listener for nobody."""
+
+
+def each(*listeners: Listener) -> Listener:
+    """One listener that tells several."""
+
+    def tell(kind: str, fields: Mapping[str, Any]) -> None:
+        for listener in listeners:
+            listener(kind, fields)
+
+    return tell
