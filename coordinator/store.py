@@ -151,7 +151,12 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
-        return cls(f"sqlite:///{folder / 'coordinator.sqlite'}")
+        return cls(f"sqlite:///{cls.path_in(folder)}")
+
+    @staticmethod
+    def path_in(folder: Path) -> Path:
+        """The database's file."""
+        return folder / "coordinator.sqlite"
 
     def close(self) -> None:
         """Let go of the database."""

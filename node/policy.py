@@ -36,9 +36,7 @@ class Policy:
             raise RefusedError(f"protection {study.protection.kind!r} is not allowed by [policy] protections")
         if policy.strategies and study.strategy.name not in policy.strategies:
             raise RefusedError(f"strategy {study.strategy.name!r} is not allowed by [policy] strategies")
-        # A module:attribute task is imported only if the site itself wrote that very string into its file.
-        if study.task.name not in policy.tasks and not tasks.is_installed_id(study.task.name):
-            raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
+        self.check_task(study)
         study.make_strategy()
         study.make_protection()
         dataset = study.task.dataset_id
@@ -54,6 +52,11 @@ class Policy:
             raise RefusedError(f"the study opens cohorts smaller than {policy.min_cohort}")
         if _OPENNESS.index(study.metrics.share) > _OPENNESS.index(policy.metrics):
             raise RefusedError(f"metrics.share {study.metrics.share!r} is more than [policy] metrics allows")
+
+    def check_task(self, study: Study) -> None:
+        """A module:attribute task is imported only if the site itself wrote that very string into its file."""
+        if study.task.name not in self._file.policy.tasks and not tasks.is_installed_id(study.task.name):
+            raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
 
     def check_announcement(self, study: Study, announcement: pb.PhaseAnnouncement) -> None:
         """Raise `RefusedError` unless the announced round is one of the approved study."""

@@ -21,7 +21,7 @@ def serve_coordinator(path: Annotated[Path, typer.Argument(help="The coordinator
 
     Example: secure-fl coordinator serve coordinator.toml
     """
-    _become("coordinator", str(path))
+    become("coordinator", str(path))
 
 
 @node.command("serve")
@@ -30,21 +30,21 @@ def serve_node(path: NodePath) -> None:
 
     Example: secure-fl node serve node.toml
     """
-    _become("node", str(path))
+    become("node", str(path))
 
 
 @node.command("approve")
 def approve(path: NodePath, study_id: Annotated[str, typer.Argument(help="The hash of the study, 64 digits.")]) -> None:
     """Agree to a study by its hash. A changed study has another hash and needs a new approval."""
-    _become("node.desk", "approve", str(path), study_id)
+    become("node.desk", "approve", str(path), study_id)
 
 
 @node.command("status")
 def status(path: NodePath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show approvals, studies, rounds and what left this site."""
-    _become("node.desk", "status", str(path), *(["--json"] if as_json else []))
+    become("node.desk", "status", str(path), *(["--json"] if as_json else []))
 
 
-def _become(module: str, *arguments: str) -> None:
+def become(module: str, *arguments: str) -> None:
     """Replace this process: signals, exit code and output are then the other's own."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606

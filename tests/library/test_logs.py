@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -71,3 +72,46 @@ def test_an_unexpected_error_keeps_its_traceback_at_home(style: str) -> None:
     assert "ValueError: why" in stream.getvalue()
     if style == "json":
         assert "ValueError: why" in json.loads(stream.getvalue())["traceback"]
+
+
+def about(style: str) -> str:
+    stream = io.StringIO()
+    logs.configure(level="info", style=style, stream=stream)
+    log = logging.getLogger("secure_fl.test")
+    with logs.about(study="ab" * 32):
+        with logs.about(round=3):
+            log.info("inner")
+        log.info("outer")
+    log.info("outside")
+    return stream.getvalue()
+
+
+def test_text_says_which_study_and_round() -> None:
+    inner, outer, outside = about("text").splitlines()
+    assert inner.endswith("secure_fl.test study=abababababab round=3: inner")
+    assert outer.endswith("secure_fl.test study=abababababab: outer")
+    assert outside.endswith("secure_fl.test: outside")
+
+
+def test_json_has_study_and_round_as_fields() -> None:
+    inner, outer, outside = map(json.loads, about("json").splitlines())
+    assert (inner["study"], inner["round"]) == ("ab" * 32, 3)
+    assert (outer["study"], "round" in outer) == ("ab" * 32, False)
+    assert "study" not in outside
+
+
+def test_a_task_inherits_what_it_is_about() -> None:
+    stream = io.StringIO()
+    logs.configure(level="info", style="text", stream=stream)
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        logging.getLogger("secure_fl.test").info("done")
+
+    async def run() -> None:
+        with logs.about(study="cd" * 32):
+            task = asyncio.create_task(work())
+        await task
+
+    asyncio.run(run())
+    assert "study=cdcdcdcdcdcd: done" in stream.getvalue()

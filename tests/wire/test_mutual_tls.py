@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 import tomli_w
 
 from coordinator.config import CoordinatorFile
-from coordinator.service import Coordinator
 from coordinator.servicer import start_server
 from node.config import NodeFile
 from node.link import GrpcConnector
@@ -27,85 +26,15 @@ from secure_fl.errors import (
     SignatureError,
     VersionMismatchError,
 )
-from secure_fl.events import ignore
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import utc_now
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.settings import read_toml
-from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study import Study
-from secure_fl.wire import our_versions, reference, seal_upload
+from secure_fl.wire import reference, seal_upload
 from tests.identity.test_pinning import ConnectProxy, listening
+from tests.support.edge import Edge, at_the_edge, first_messages, hello
 from tests.support.training import FakeTraining
-
-Scenario = Callable[["Edge"], Awaitable[None]]
-
-
-class Edge:
-    """A listening coordinator and the files of its sites."""
-
-    def __init__(self, workspace: Workspace, coordinator: Coordinator, port: int) -> None:
-        self.workspace = workspace
-        self.coordinator = coordinator
-        self.port = port
-        self.authority = Authority.open(workspace.folder / "pki")
-        workspace.point_nodes_at(port)
-
-    def node_file(self, site: str = "site-01", **changes: Any) -> NodeFile:
-        """A site's file, with keys of [node] changed."""
-        path = self.workspace.node_file(site)
-        table = read_toml(path)
-        table["node"].update(changes)
-        path.write_bytes(tomli_w.dumps(table).encode())
-        return NodeFile.read(path)
-
-    def enrol(self, authority: Authority, role: str, name: str, **options: Any) -> NodeFile:
-        """A file that uses another credential than the roster's."""
-        folder = self.workspace.folder / f"other-{role}-{name}-{utc_now().timestamp()}"
-        credential = authority.issue(role, name, **options)
-        certificate, _, _ = credential.save(folder)
-        return self.node_file(certificate=str(certificate), name=name)
-
-
-def at_the_edge(folder: Path, scenario: Scenario) -> None:
-    """Run a scenario against a real server."""
-
-    async def run() -> None:
-        table = {"study": {"rounds": 1}, "simulation": {"nodes": 3}, "rounds": {"gather": 60}}
-        workspace = prepare(folder / "run", Study.parse(table), policy={})
-        file = CoordinatorFile.read(workspace.coordinator_file)
-        coordinator = Coordinator(file.state_folder, heartbeat=0.2, listener=ignore)
-        coordinator.prepare(workspace.study)
-        server, port = await start_server(coordinator, file)
-        try:
-            await asyncio.wait_for(scenario(Edge(workspace, coordinator, port)), 30)
-        finally:
-            await coordinator.close()
-            await server.stop(grace=0)
-
-    asyncio.run(run())
-
-
-async def hello(seconds: float = 60.0) -> AsyncIterator[pb.NodeMessage]:
-    """Say hello, then keep the stream open."""
-    yield pb.NodeMessage(hello=pb.Hello(versions=our_versions(), software="test"))
-    for sequence in range(int(seconds / 0.1)):
-        yield pb.NodeMessage(heartbeat=pb.Heartbeat(sequence=sequence))
-        await asyncio.sleep(0.1)
-
-
-async def first_messages(file: NodeFile, count: int = 2) -> list[pb.CoordinatorMessage]:
-    """Connect and read."""
-    link = await GrpcConnector(file).connect()
-    received: list[pb.CoordinatorMessage] = []
-    try:
-        async for message in link.session(hello()):
-            received.append(message)
-            if len(received) == count:
-                break
-    finally:
-        await link.close()
-    return received
 
 
 def test_an_enrolled_node_is_welcomed_and_offered_its_study(tmp_path: Path) -> None:

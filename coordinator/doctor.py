@@ -1,0 +1,94 @@
+"""`python -m coordinator.doctor FILE`: is this coordinator fit to serve?"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from coordinator.config import CoordinatorFile
+from coordinator.store import Store
+from secure_fl import doctor
+from secure_fl.errors import SecureFLError, SettingsError, StorageError
+from secure_fl.identity.certificates import Certificate
+from secure_fl.study import Study
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check everything that can be known on this machine."""
+    parser = argparse.ArgumentParser(prog="python -m coordinator.doctor", description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--study", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    return doctor.tell(doctor.examine(_checks(options.file, options.study)), as_json=options.json)
+
+
+def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
+    yield from doctor.installation()
+    try:
+        file = CoordinatorFile.read(path)
+    except SecureFLError as error:
+        yield "file", doctor.failing(error)
+        return
+    yield "file", lambda: f"{path} is a coordinator's file"
+    yield from doctor.party(file, "coordinator")
+    yield "address", lambda: _address(file)
+    yield "store", lambda: _store(file)
+    if study is not None:
+        yield "study", lambda: _study(study, file)
+
+
+def _address(file: CoordinatorFile) -> str:
+    host, _, port = file.coordinator.address.rpartition(":")
+    if not port.isdigit():
+        raise SettingsError(f"[coordinator] address: {file.coordinator.address!r} is not host:port")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except PermissionError:
+            raise SettingsError(
+                f"{file.coordinator.address}: ports below 1024 need a privilege",
+                advice="choose a port above 1024, or AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit",
+            ) from None
+        except OSError as error:
+            raise doctor.DoubtError(
+                f"{file.coordinator.address}: {error.strerror}",
+                advice="fine if this coordinator is running; otherwise stop what listens there",
+            ) from None
+    return f"{file.coordinator.address} is free"
+
+
+def _store(file: CoordinatorFile) -> str:
+    path = Store.path_in(file.state_folder)
+    if not path.exists():
+        return "none yet"
+    # Read-only and without our own store: that would migrate it, perhaps under a coordinator that runs.
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            (sound,) = database.execute("PRAGMA quick_check").fetchone()
+            states = Counter(state for (state,) in database.execute("SELECT state FROM studies"))
+    except sqlite3.Error as error:
+        raise StorageError(f"{path}: {error}", advice="restore the state folder from a backup") from None
+    if sound != "ok":
+        raise StorageError(f"{path}: {sound}", advice="restore the state folder from a backup")
+    return ", ".join(f"{count} studies {state}" for state, count in states.items()) or "no studies"
+
+
+def _study(path: Path, file: CoordinatorFile) -> str:
+    study: Study = doctor.read_study(path)
+    mine: Certificate = file.credential().certificate
+    if mine.fingerprint in study.study.roster.values():
+        raise SettingsError("the roster names the coordinator's certificate", advice="a roster names sites only")
+    return f"{study.study.name} {study.id} is sound, with {len(study.study.roster)} sites"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

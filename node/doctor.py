@@ -1,0 +1,88 @@
+"""`python -m node.doctor FILE [--study STUDY.toml]`: is this node fit to serve, and would it take part in a study?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from node.config import DatasetSection, NodeFile
+from node.policy import Policy
+from node.store import NodeStore
+from secure_fl import doctor
+from secure_fl.errors import CertificateError, DataError, SecureFLError
+from secure_fl.privacy.ledger import read_ledger
+from secure_fl.study import Study
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check everything that can be known at this site."""
+    parser = argparse.ArgumentParser(prog="python -m node.doctor", description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--study", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    return doctor.tell(doctor.examine(_checks(options.file, options.study)), as_json=options.json)
+
+
+def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
+    yield from doctor.installation()
+    try:
+        file = NodeFile.read(path)
+    except SecureFLError as error:
+        yield "file", doctor.failing(error)
+        return
+    yield "file", lambda: f"{path} is a node's file"
+    yield from doctor.party(file, "node")
+    yield "name", lambda: _name(file)
+    yield "ledger", lambda: _ledger(NodeStore(file.state_folder))
+    for name, dataset in file.datasets.items():
+        yield f"dataset {name}", partial(_dataset, file, dataset)
+    yield from doctor.connection(file)
+    if study is not None:
+        yield "policy", lambda: _policy(file, study)
+
+
+def _name(file: NodeFile) -> str:
+    mine = file.credential().certificate
+    if mine.name != file.node.name:
+        raise CertificateError(
+            f"[node] name is {file.node.name!r}, the certificate is for {mine.name!r}",
+            advice=f'write name = "{mine.name}"',
+        )
+    return file.node.name
+
+
+def _ledger(store: NodeStore) -> str:
+    if not store.ledger.exists():
+        return "none yet"
+    return f"{len(list(read_ledger(store.ledger)))} entries"
+
+
+def _dataset(file: NodeFile, dataset: DatasetSection) -> str:
+    if not dataset.path:
+        return "comes with its task"
+    path = file.path(dataset.path)
+    try:
+        if path.is_dir():
+            return f"{path}: {sum(1 for _ in path.iterdir())} files"
+        with path.open("rb"):
+            return f"{path}: {path.stat().st_size} bytes"
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror}", advice="correct the path, or let the node's user read the file"
+        ) from None
+
+
+def _policy(file: NodeFile, path: Path) -> str:
+    policy = Policy(file, file.credential().certificate)
+    policy.check_task(Study.read(path))  # before `read_study` imports it
+    study = doctor.read_study(path)
+    policy.check_study(study.id, study, NodeStore(file.state_folder).approvals())
+    return f"this site takes part in {study.study.name} {study.id}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The endpoint beside a process, scraped over HTTP as Prometheus does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+import coordinator.monitoring
+import node.monitoring
+from secure_fl.errors import PortInUseError, SettingsError
+from secure_fl.monitoring import monitored
+
+STUDY = "ab" * 32
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
+    """Every sample with the values of its labels, as a scrape shows them."""
+    with monitored("127.0.0.1:0", registry, lambda: True) as port:
+        status, text = get(port, "/metrics")
+    assert status == 200
+    return {
+        (sample.name, "/".join(value for name, value in sorted(sample.labels.items()) if name != "study")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_and_health_are_answered_until_the_block_ends() -> None:
+    registry = CollectorRegistry()
+    Counter("things", "things", registry=registry).inc(3)
+    well = threading.Event()
+    with monitored("127.0.0.1:0", registry, well.is_set) as port:
+        assert "things_total 3.0" in get(port, "/metrics")[1]
+        assert get(port, "/health") == (503, "not connected\n")
+        well.set()
+        assert get(port, "/health") == (200, "ok\n")
+        assert get(port, "/../../etc/passwd")[0] == 404
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_nothing_listens_without_an_address() -> None:
+    with monitored("", CollectorRegistry(), lambda: True) as port:
+        assert port == 0
+
+
+@pytest.mark.parametrize("address", ["9464", "localhost", "localhost:http"])
+def test_a_malformed_address_is_said_so(address: str) -> None:
+    with pytest.raises(SettingsError, match="host:port"), monitored(address, CollectorRegistry(), lambda: True):
+        pass
+
+
+def test_a_taken_port_is_said_so() -> None:
+    with monitored("127.0.0.1:0", CollectorRegistry(), lambda: True) as port:  # noqa: SIM117
+        with (
+            pytest.raises(PortInUseError, match="cannot answer"),
+            monitored(f"127.0.0.1:{port}", CollectorRegistry(), lambda: True),
+        ):
+            pass
+
+
+def test_a_coordinators_events_become_metrics() -> None:
+    registry = CollectorRegistry()
+    metrics = coordinator.monitoring.Metrics(registry)
+    nodes = [{"bytes_up": 10, "bytes_down": 4}, {"bytes_up": 5, "bytes_down": 4}]
+    metrics("round-committed", {"study_id": STUDY, "seconds": 2.0, "nodes": nodes})
+    metrics("phase-closed", {"study_id": STUDY, "phase": "upload", "seconds": 0.2})
+    metrics("answered", {"study_id": STUDY, "phase": "upload", "node": "a"})
+    metrics("round-void", {"study_id": STUDY, "reason": "CohortTooSmall"})
+    metrics("sat-out", {"study_id": STUDY, "reason": "Refused"})
+    metrics("call-refused", {"method": "Upload", "code": "LateMessage"})
+    metrics("an-event-nobody-counts", {})
+    found = samples(registry)
+    assert found["secure_fl_rounds_total", ""] == 1
+    assert (found["secure_fl_bytes_total", "up"], found["secure_fl_bytes_total", "down"]) == (15, 8)
+    assert found["secure_fl_phase_seconds_count", "upload"] == 1
+    assert found["secure_fl_round_seconds_sum", ""] == 2.0
+    assert found["secure_fl_attempts_void_total", "CohortTooSmall"] == 1
+    assert found["secure_fl_sat_out_total", "Refused"] == 1
+    assert found["secure_fl_calls_refused_total", "LateMessage/Upload"] == 1
+
+
+def test_a_node_cannot_make_the_coordinator_invent_labels() -> None:
+    registry = CollectorRegistry()
+    metrics = coordinator.monitoring.Metrics(registry)
+    for number in range(1000):
+        metrics("sat-out", {"study_id": STUDY, "reason": "A" * (number % 60 + 1)})
+    counted = {key: value for key, value in samples(registry).items() if key[0] == "secure_fl_sat_out_total"}
+    assert counted == {("secure_fl_sat_out_total", "SecureFL"): 1000}
+
+
+def test_a_coordinator_cannot_make_a_node_invent_labels() -> None:
+    registry = CollectorRegistry()
+    metrics = node.monitoring.Metrics(registry)
+    for number in range(1000):
+        metrics("refused", {"study_id": f"{number:064x}", "code": "Refused"})
+    counted = {key: value for key, value in samples(registry).items() if key[0] == "secure_fl_refused_total"}
+    assert counted == {("secure_fl_refused_total", "Refused"): 1000}
+
+
+def test_a_nodes_events_become_metrics() -> None:
+    registry = CollectorRegistry()
+    metrics = node.monitoring.Metrics(registry)
+    metrics.watch(lambda: True)
+    metrics("fetched", {"study_id": STUDY, "bytes": 40})
+    metrics("trained", {"study_id": STUDY, "seconds": 1.5})
+    metrics("answered", {"study_id": STUDY, "phase": "upload", "bytes": 20})
+    metrics("round-done", {"study_id": STUDY})
+    metrics("sat-out", {"study_id": STUDY, "code": "Training"})
+    found = samples(registry)
+    assert found["secure_fl_connected", ""] == 1
+    assert (found["secure_fl_bytes_total", "up"], found["secure_fl_bytes_total", "down"]) == (20, 40)
+    assert found["secure_fl_training_seconds_sum", ""] == 1.5
+    assert (found["secure_fl_rounds_total", ""], found["secure_fl_sat_out_total", "Training"]) == (1, 1)
