@@ -171,6 +171,20 @@ def test_a_model_of_countless_empty_tensors_is_refused_at_once(tmp_path: Path) -
     against_a_node(tmp_path, scenario)
 
 
+def test_a_model_larger_than_the_site_allows_is_not_fetched(tmp_path: Path) -> None:
+    async def scenario(evil: EvilCoordinator, _task: Any, node: Node) -> None:
+        fetched = []
+        evil.download = lambda *request: fetched.append(request)  # type: ignore[method-assign, assignment]
+        evil.announce()
+        message = evil.outbox.get_nowait()
+        message.announcement.model.object.size = 2**30 + 1
+        evil.outbox.put_nowait(message)
+        assert await evil.answer() == "Refused"
+        assert not fetched
+
+    against_a_node(tmp_path, scenario)
+
+
 # --- against the coordinator ----------------------------------------------------------------------------------
 
 

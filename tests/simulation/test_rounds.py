@@ -142,6 +142,8 @@ def test_too_few_sites_void_the_round_and_in_the_end_the_study(tmp_path: Path) -
         ({"min_cohort": 4}, "cohorts smaller than 4"),
         ({"colluders": 2}, "fewer than 2 colluding"),
         ({"metrics": "none"}, "[policy] metrics"),
+        ({"datasets": ["other"]}, "[policy] datasets"),
+        ({"epsilon": 2.0, "delta": 1e-5}, "no differential privacy"),
     ],
 )
 def test_a_sites_policy_wins_and_nothing_leaves_it(
