@@ -10,6 +10,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+_BLOCK = 16  # bytes of an AES block; `cryptography` wants that much slack in a buffer
+_ZEROS = memoryview(bytes(1 << 18))
+
 
 class Randomness(Protocol):
     """A source of uniformly random bytes."""
@@ -26,11 +29,23 @@ class KeyStream:
         if len(key) != 32:
             raise ValueError("a key stream needs 32 bytes of key")
         # A fresh key per stream makes the zero counter block safe.
+        self._zeros = _ZEROS
         self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
 
     def bytes(self, count: int) -> bytes:
         """The next `count` bytes of the stream."""
         return self._encryptor.update(bytes(count))
+
+    @staticmethod
+    def buffer(count: int) -> bytearray:
+        """A buffer that `fill` can put `count` bytes into, again and again."""
+        return bytearray(count + _BLOCK - 1)
+
+    def fill(self, buffer: bytearray, count: int) -> None:
+        """Put the next `count` bytes of the stream at the start of `buffer`, without a copy."""
+        while len(self._zeros) < count:
+            self._zeros = memoryview(bytes(2 * len(self._zeros)))
+        self._encryptor.update_into(self._zeros[:count], buffer)
 
     def uniform(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         """`count` numbers in [0, 1) on a grid of 2⁻²⁴: what float32 represents exactly."""
