@@ -30,6 +30,7 @@ class BulkFile:
 
     path: Path
     size: int
+    sha256: bytes
 
     def read(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset`."""
@@ -114,13 +115,13 @@ class Depot:
             raise StorageError(f"an upload cannot be stored ({error.strerror})") from error
         finally:
             temporary.unlink(missing_ok=True)
-        return BulkFile(path, position)
+        return BulkFile(path, position, reference.sha256)
 
-    def upload(self, name: str) -> BulkFile:
-        """An upload received earlier."""
+    def upload(self, name: str, sha256: bytes) -> BulkFile:
+        """An upload received, and compared with its digest, earlier."""
         path = self._spool / name
         try:
-            return BulkFile(path, path.stat().st_size)
+            return BulkFile(path, path.stat().st_size, sha256)
         except OSError as error:
             raise StorageError("an accepted upload is missing from the spool") from error
 

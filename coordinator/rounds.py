@@ -246,7 +246,7 @@ class StudyRunner:
     async def _feed(self, machine: RoundMachine, phase: str, answers: tuple[StoredAnswer, ...]) -> None:
         for answer in answers:
             if answer.phase == phase:
-                bulk = self.depot.upload(_spool_name(answer.node, answer.header))
+                bulk = self.depot.upload(_spool_name(answer.node, answer.header), answer.header.bulk.sha256)
                 message = Message(body=answer.header.payload.body)
                 await asyncio.to_thread(machine.accept, answer.node, phase, message, bulk)
 

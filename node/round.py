@@ -25,7 +25,7 @@ from secure_fl import logs
 from secure_fl.blocks import Layout
 from secure_fl.errors import ProtectionError, RestartedError, SecureFLError
 from secure_fl.events import Listener, ignore
-from secure_fl.identity.signing import SigningKey
+from secure_fl.identity.member import Member
 from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.base import Contribution, Message, NodeHalf, Protection, RequestKind, RoundContext
@@ -49,8 +49,7 @@ class Site:
     """What a round needs of the node it runs in."""
 
     file: NodeFile
-    name: str
-    key: SigningKey
+    me: Member
     policy: Policy
     accountant: Accountant
     executor: Executor
@@ -126,7 +125,7 @@ class Round:
             result = await self._train(layout, received)
             context = self._context(announcement, layout)
             contribution = self._encode(context, result)
-            half = self._protection.node(context, self._site.name, contribution, self._randomness("protect"))
+            half = self._protection.node(context, self._site.me, contribution, self._randomness("protect"))
             await self._protect_and_send(half, context.kind, reservation, result.metrics)
         except BaseException as error:
             if not self._left_the_node:
@@ -177,7 +176,7 @@ class Round:
             study=str(self._store.settings),
             round=number,
             attempt=self._first.attempt,
-            me=self._site.name,
+            me=self._site.me.name,
             dataset=dataset.model_dump(mode="json"),
             folder=str(file.path("")),
             device=file.node.device,
@@ -289,7 +288,7 @@ class Round:
         )
         if metrics is not None and self._study.metrics.share == "per-node":
             header.metrics.CopyFrom(_report(metrics))
-        seal_upload(header, self._site.key)
+        seal_upload(header, self._site.me.key)
         return header
 
     def _release(self, header: pb.UploadHeader) -> dict[str, str | int]:

@@ -16,6 +16,8 @@ from node.worker import Executor
 from secure_fl.errors import CertificateError, SecureFLError
 from secure_fl.events import Listener, ignore
 from secure_fl.files import write_atomically
+from secure_fl.identity.certificates import utc_now
+from secure_fl.identity.member import Member
 from secure_fl.privacy.accountant import RecordingAccountant
 from secure_fl.privacy.ledger import Ledger
 from secure_fl.randomness import Randomness, SystemRandomness, UnsafeSeededRandomness
@@ -53,6 +55,7 @@ class Node:
         me = credential.certificate
         if me.name != file.node.name or me.role != "node":
             raise CertificateError(f"the certificate belongs to the {me.role} {me.name!r}, not to {file.node.name!r}")
+        trust = file.trust()
         self._file = file
         self._store = NodeStore(file.state_folder)
         self._policy = Policy(file, me)
@@ -66,8 +69,11 @@ class Node:
         ledger = Ledger(self._store.ledger, certificate=me, key=credential.signing_key)
         self._site = Site(
             file=file,
-            name=me.name,
-            key=credential.signing_key,
+            me=Member(
+                certificate=me,
+                key=credential.signing_key,
+                vouch=lambda peer: trust.check(peer, role="node", now=utc_now()),
+            ),
             policy=self._policy,
             accountant=RecordingAccountant(ledger),
             executor=executor,

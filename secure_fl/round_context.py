@@ -27,6 +27,7 @@ def round_context(
         attempt=attempt,
         base_model=base_model,
         invited=invited,
+        roster={name: study.study.roster[name] for name in invited},
         layout=with_metrics(shared if training else Layout(()), kind, share=study.metrics.share),
         kind=kind,
         bits=study.protection.bits,

@@ -8,7 +8,10 @@ from secure_fl.protect.base import Protection
 from secure_fl.settings import require_known
 
 # Loaded by name, so that nothing heavy (TenSEAL, say) is imported before it is used.
-_BUILT_IN: dict[str, str] = {"none": "secure_fl.protect.none:UnsafeNone"}
+_BUILT_IN: dict[str, str] = {
+    "none": "secure_fl.protect.none:UnsafeNone",
+    "masked": "secure_fl.protect.masked:Masked",
+}
 
 
 def known() -> tuple[str, ...]:

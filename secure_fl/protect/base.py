@@ -17,6 +17,7 @@ Rules every implementation keeps:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from secure_fl.blocks import Layout
+from secure_fl.identity.member import Member
+from secure_fl.identity.signing import transcript
 from secure_fl.randomness import Randomness
 
 Integers: TypeAlias = npt.NDArray[np.int32]
@@ -67,11 +70,26 @@ class RoundContext:
     attempt: int
     base_model: bytes  # digest of the model everybody trains from
     invited: tuple[str, ...]
+    roster: Mapping[str, str]  # name → fingerprint of its certificate, for everybody invited
     layout: Layout  # of the blocks that may leave a node
     kind: RequestKind
     bits: int
     colluders: int
     min_cohort: int
+
+    @property
+    def binding(self) -> bytes:
+        """A hash of everything above; whatever is signed or derived in a round has it as a field."""
+        fields = (
+            self.study_id.encode(),
+            self.round.to_bytes(8, "little"),
+            self.attempt.to_bytes(8, "little"),
+            self.base_model,
+            *(f"{name}={self.roster[name]}".encode() for name in self.invited),
+            *(f"{shape.name}:{shape.size}".encode() for shape in self.layout),
+            f"{self.kind.value} {self.bits} {self.colluders} {self.min_cohort}".encode(),
+        )
+        return hashlib.sha256(transcript("round", *fields)).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +115,11 @@ class Bulk(Protocol):
     @property
     def size(self) -> int:
         """Length in bytes."""
+        ...
+
+    @property
+    def sha256(self) -> bytes:
+        """Its digest, checked on arrival."""
         ...
 
     def read(self, offset: int, count: int) -> bytes:
@@ -180,7 +203,7 @@ class Protection(Protocol):
         """The phases in order."""
         ...
 
-    def node(self, context: RoundContext, me: str, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+    def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
         """The node half, once training is done."""
         ...
 

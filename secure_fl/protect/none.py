@@ -9,6 +9,7 @@ import numpy as np
 
 from secure_fl.blocks import Layout
 from secure_fl.errors import ProtectionError
+from secure_fl.identity.member import Member
 from secure_fl.protect.base import (
     Ask,
     BlockSum,
@@ -26,6 +27,7 @@ from secure_fl.protect.base import (
     Totals,
 )
 from secure_fl.protect.cohort import holders, require_cohort
+from secure_fl.protect.guard import releasable
 from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.randomness import Randomness
 from secure_fl.rpc.protect_none_pb2 import PlainCombination, PlainUpload
@@ -53,7 +55,7 @@ class UnsafeNone:
     def node(
         self,
         context: RoundContext,
-        me: str,  # noqa: ARG002
+        me: Member,  # noqa: ARG002
         contribution: Contribution,
         randomness: Randomness,  # noqa: ARG002
     ) -> NodeHalf:
@@ -193,12 +195,16 @@ class _PlainSum(_Uploads):
         self._declared[node] = layout.names
 
     def close(self) -> Opened:
-        minimum = self._context.min_cohort
-        require_cohort(self._declared, minimum)
+        context = self._context
+        require_cohort(self._declared, context.min_cohort)
+        held = holders(self._declared)
+        passed = releasable(
+            list(held.values()), nodes=context.invited, colluders=context.colluders, minimum=context.min_cohort
+        )
         opened = {
             block: BlockSum(total=self._totals[block], weight=self._weights[block], contributors=len(nodes))
-            for block, nodes in holders(self._declared).items()
-            if len(nodes) >= minimum
+            for (block, nodes), passes in zip(held.items(), passed, strict=True)
+            if passes
         }
         return OpenedSums(blocks=opened, cohort=tuple(sorted(self._declared)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -23,6 +24,7 @@ from secure_fl.protect.base import (
     RoundContext,
 )
 from secure_fl.randomness import UnsafeSeededRandomness
+from tests.library.members import member
 
 Contributions: TypeAlias = Mapping[str, Contribution]
 # Per block: the totals, the weight, the number of contributors.
@@ -39,6 +41,11 @@ class InMemory:
     def size(self) -> int:
         """Length in bytes."""
         return len(self.content)
+
+    @property
+    def sha256(self) -> bytes:
+        """Its digest."""
+        return hashlib.sha256(self.content).digest()
 
     def read(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset`."""
@@ -66,12 +73,20 @@ def context(
         attempt=1,
         base_model=bytes(32),
         invited=nodes,
+        roster=_roster(nodes),
         layout=layout(body=3, head=2) if blocks is None else blocks,
         kind=kind,
         bits=bits,
         colluders=1,
         min_cohort=min_cohort,
     )
+
+
+def _roster(nodes: tuple[str, ...]) -> dict[str, str]:
+    """Real certificates, except for a crowd that only adds."""
+    if len(nodes) > 64:
+        return dict.fromkeys(nodes, "0" * 64)
+    return {node: member(node).certificate.fingerprint for node in nodes}
 
 
 def contribution(weight: int = 64, row: Mapping[str, int] | None = None, **blocks: list[int]) -> Contribution:
@@ -126,7 +141,7 @@ def plain(opened: Ask | Opened | None) -> tuple[PlainSums, tuple[str, ...]]:
 def halves(protection: Protection, context: RoundContext, contributions: Contributions) -> dict[str, NodeHalf]:
     """A node half for each contribution, with repeatable randomness."""
     return {
-        node: protection.node(context, node, mine, UnsafeSeededRandomness(7, node))
+        node: protection.node(context, member(node), mine, UnsafeSeededRandomness(7, node))
         for node, mine in contributions.items()
     }
 

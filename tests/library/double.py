@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secure_fl.errors import ProtectionError
+from secure_fl.identity.member import Member
 from secure_fl.protect.base import (
     Ask,
     BlockSum,
@@ -58,9 +59,9 @@ class OneTimePad:
         """Always the same three."""
         return PHASES
 
-    def node(self, context: RoundContext, me: str, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+    def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
         """The node half; it draws its keys here, in the order of the layout."""
-        return _PadNode(context, me, contribution, randomness)
+        return _PadNode(context, me.name, contribution, randomness)
 
     def coordinator(self, context: RoundContext) -> CoordinatorHalf:
         """The coordinator half."""

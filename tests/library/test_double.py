@@ -29,6 +29,7 @@ from tests.library.cohorts import (
 )
 from tests.library.double import PHASES, OneTimePad
 from tests.library.laws import law
+from tests.library.members import member
 
 DOUBLE: Protection = OneTimePad()
 NONE = UnsafeNone()
@@ -143,7 +144,7 @@ def test_the_accepted_messages_alone_rebuild_the_round() -> None:
 
 def test_answers_are_determined_by_the_randomness() -> None:
     def answers(seed: int) -> list[Message]:
-        half = DOUBLE.node(context("n0", "n1", "n2"), "n0", HELD["n0"], UnsafeSeededRandomness(seed))
+        half = DOUBLE.node(context("n0", "n1", "n2"), member("n0"), HELD["n0"], UnsafeSeededRandomness(seed))
         declared = json.dumps({node: ["body", "head"] for node in ("n0", "n1", "n2")}).encode()
         return [half.answer("advertise", Message()), half.answer("upload", Message(bulk=declared))]
 
@@ -153,7 +154,7 @@ def test_answers_are_determined_by_the_randomness() -> None:
 
 
 def test_an_upload_is_padded_modulo_two_to_the_32() -> None:
-    half = DOUBLE.node(context("n0", "n1", "n2"), "n0", HELD["n2"], UnsafeSeededRandomness(1))
+    half = DOUBLE.node(context("n0", "n1", "n2"), member("n0"), HELD["n2"], UnsafeSeededRandomness(1))
     half.answer("advertise", Message())
     declared = json.dumps({node: ["body"] for node in ("n0", "n1", "n2")}).encode()
     words = np.frombuffer(half.answer("upload", Message(bulk=declared)).bulk, "<u4")

@@ -24,6 +24,7 @@ from tests.library.cohorts import (
     upload,
 )
 from tests.library.laws import law
+from tests.library.members import member
 
 NONE = UnsafeNone()
 COMBINE = RequestKind.COMBINE
@@ -80,7 +81,7 @@ def opened(rows: dict[str, dict[str, int]], *, min_cohort: int = 4) -> dict[str,
     coordinator = NONE.coordinator(about)
     for node in NODES:
         mine = contribution(64, rows.get(node, {}), body=[1, 2, 3], head=[4, 5])
-        answer = NONE.node(about, node, mine, None).answer("upload", Message())  # type: ignore[arg-type]
+        answer = NONE.node(about, member(node), mine, None).answer("upload", Message())  # type: ignore[arg-type]
         coordinator.accept(node, answer, InMemory(answer.bulk))
     ask = coordinator.close()
     assert isinstance(ask, Ask)

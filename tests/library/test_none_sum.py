@@ -39,6 +39,7 @@ from tests.library.cohorts import (
     upload,
 )
 from tests.library.laws import law
+from tests.library.members import member
 
 NONE = UnsafeNone()
 
@@ -205,7 +206,7 @@ def test_bulk_that_was_cut_off_on_disk_is_refused(left: int) -> None:
 
 def test_a_node_sends_only_the_blocks_of_the_round() -> None:
     mine = contribution(weight=7, private=[9, 9], body=[1, 2, 3])
-    half = NONE.node(context("n0", "n1", "n2"), "n0", mine, SystemRandomness())
+    half = NONE.node(context("n0", "n1", "n2"), member("n0"), mine, SystemRandomness())
     answer = half.answer("upload", Message())
     assert PlainUpload.FromString(answer.body) == PlainUpload(blocks=["body"], weight=7)
     assert answer.bulk == _words(1, 2, 3)
@@ -214,7 +215,7 @@ def test_a_node_sends_only_the_blocks_of_the_round() -> None:
 
 @pytest.mark.parametrize("phase", ["open", "advertise", ""])
 def test_a_node_answers_no_phase_that_a_sum_does_not_have(phase: str) -> None:
-    half = NONE.node(context("n0", "n1", "n2"), "n0", contribution(body=[1, 2, 3]), SystemRandomness())
+    half = NONE.node(context("n0", "n1", "n2"), member("n0"), contribution(body=[1, 2, 3]), SystemRandomness())
     with pytest.raises(ProtectionError, match="no phase"):
         half.answer(phase, Message())
 

@@ -25,6 +25,7 @@ def peak(folder: Path, nodes: int) -> int:
     layout = Layout((BlockShape(name="all", tensors=(TensorShape(name="w", shape=(PARAMETERS,)),)),))
     context = RoundContext(
         study_id="0" * 64, round=1, attempt=1, base_model=bytes(32), invited=names, layout=layout,
+        roster=dict.fromkeys(names, "0" * 64),
         kind=RequestKind.SUM, bits=16, colluders=1, min_cohort=3,
     )  # fmt: skip
     path = folder / "upload"
@@ -34,7 +35,7 @@ def peak(folder: Path, nodes: int) -> int:
     machine = RoundMachine(UnsafeNone(), context)
     machine.begin()
     for name in names:
-        machine.accept(name, "upload", Message(body=body), BulkFile(path, path.stat().st_size))
+        machine.accept(name, "upload", Message(body=body), BulkFile(path, path.stat().st_size, bytes(32)))
     opened = machine.close()
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from secure_fl import protect
+from secure_fl.identity.member import Member
 from secure_fl.protect.base import BlockSum, Contribution, Message, NodeHalf, RoundContext
 from secure_fl.randomness import Randomness
 from tests.library.double import OneTimePad
@@ -21,7 +22,7 @@ from tests.support.training import FakeTraining
 class PausingPad(OneTimePad):
     """The double, able to stop where a test wants to kill it."""
 
-    def node(self, context: RoundContext, me: str, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+    def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
         """The node half, wrapped."""
         return _Pausing(super().node(context, me, contribution, randomness))
 

@@ -1,0 +1,188 @@
+"""Who takes part in a masked round, as everybody can verify: signed manifests, and what follows from them.
+
+Everything here is a function of the round's context and the sorted manifests, so each node and the coordinator reach
+the same threshold, the same groups and the same transcript hash ρ, or notice that they were told different things.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from secure_fl.errors import CertificateError, CohortTooSmallError, ProtectionError
+from secure_fl.identity.certificates import Certificate
+from secure_fl.identity.member import Member
+from secure_fl.identity.signing import transcript, verify
+from secure_fl.limits import NODES
+from secure_fl.protect.base import RoundContext
+from secure_fl.protect.cohort import require_cohort
+from secure_fl.rpc.protect_masked_pb2 import MaskedManifest
+
+_MANIFEST = "masked manifest"
+_MAX_GROUPS = 64  # different cohorts in one round; each costs every node a share per peer
+_KEY_BYTES = 32
+
+
+def threshold(nodes: int, colluders: int) -> int:
+    """The least t with t > (n + c)/2.
+
+    Suppose the coordinator tells honest nodes different stories, to get t shares of a node's seed from some and t of
+    its key from others. Honest nodes give one kind each, colluders both: at most (n − c) + 2c = n + c shares, fewer
+    than the 2t it needs.
+    """
+    return (nodes + colluders) // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks declared by the same nodes. They are masked, opened or kept closed together."""
+
+    index: int
+    blocks: tuple[str, ...]
+    holders: tuple[str, ...]  # sorted
+
+    @property
+    def label(self) -> bytes:
+        """The group in key derivations and envelopes."""
+        return b"group" + self.index.to_bytes(4, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One verified manifest."""
+
+    name: str
+    certificate: Certificate
+    blocks: frozenset[str]
+    mask_key: bytes
+    envelope_key: bytes
+
+
+def make_manifest(
+    context: RoundContext,
+    me: Member,
+    *,
+    blocks: Iterable[str],
+    mask_key: X25519PrivateKey,
+    envelope_key: X25519PrivateKey,
+) -> MaskedManifest:
+    """A node's signed statement about itself in this attempt."""
+    held = set(blocks)
+    bits = sum(1 << position for position, name in enumerate(context.layout.names) if name in held)
+    manifest = MaskedManifest(
+        node=me.name,
+        certificate=me.certificate.der,
+        blocks=bits.to_bytes(_bitmap_bytes(context), "little"),
+        mask_key=mask_key.public_key().public_bytes_raw(),
+        envelope_key=envelope_key.public_key().public_bytes_raw(),
+    )
+    manifest.signature = me.key.sign(_MANIFEST, *_signed(context, manifest))
+    return manifest
+
+
+def read_manifest(context: RoundContext, manifest: MaskedManifest) -> Peer:
+    """Check a manifest against the round and the study's roster, or raise."""
+    name = manifest.node
+    if name not in context.invited:
+        raise ProtectionError("a manifest comes from outside the round")
+    certificate = Certificate.from_der(manifest.certificate)
+    # The roster is part of the hash that this site approved: the coordinator cannot put anybody else here.
+    if certificate.fingerprint != context.roster[name] or certificate.name != name:
+        raise CertificateError(f"{name} shows a certificate that is not the roster's")
+    verify(certificate.signing_public, manifest.signature, _MANIFEST, *_signed(context, manifest))
+    bits = int.from_bytes(manifest.blocks, "little")
+    if len(manifest.blocks) != _bitmap_bytes(context) or bits >> len(context.layout.names):
+        raise ProtectionError(f"{name} declares blocks that the round does not have")
+    if len(manifest.mask_key) != _KEY_BYTES or len(manifest.envelope_key) != _KEY_BYTES:
+        raise ProtectionError(f"{name} has no proper keys")
+    blocks = frozenset(block for position, block in enumerate(context.layout.names) if bits >> position & 1)
+    return Peer(name, certificate, blocks, manifest.mask_key, manifest.envelope_key)
+
+
+class MaskedCohort:
+    """The nodes that advertised, in order, and everything that follows from it."""
+
+    def __init__(self, context: RoundContext, manifests: Sequence[MaskedManifest]) -> None:
+        peers = [read_manifest(context, manifest) for manifest in manifests]
+        self.names = tuple(peer.name for peer in peers)
+        if list(self.names) != sorted(set(self.names)) or len(self.names) > NODES:
+            raise ProtectionError("manifests are repeated or out of order")
+        keys = [key for peer in peers for key in (peer.mask_key, peer.envelope_key)]
+        if len(set(keys)) != len(keys):
+            raise ProtectionError("two manifests share a key")
+        require_cohort(self.names, context.min_cohort)
+        self.peers: Mapping[str, Peer] = {peer.name: peer for peer in peers}
+        self.minimum = context.min_cohort
+        self.threshold = threshold(len(peers), context.colluders)
+        if self.threshold > len(peers):
+            raise CohortTooSmallError(have=len(peers), need=context.colluders + 2)
+        signed = [manifest.SerializeToString(deterministic=True) for manifest in manifests]
+        self.rho = hashlib.sha256(transcript("masked round", context.binding, *signed)).digest()
+        self._context = context
+
+    def vouched(self, vouch: Callable[[Certificate], None]) -> MaskedCohort:
+        """The same cohort, once the consortium stands behind each of its certificates now."""
+        for peer in self.peers.values():
+            vouch(peer.certificate)
+        return self
+
+    def index(self, name: str) -> int:
+        """A node's place on the polynomials: 1, 2, …"""
+        return self.names.index(name) + 1
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Blocks with enough holders, by cohort. A block with fewer is in none: it is never even uploaded."""
+        by_holders: dict[tuple[str, ...], list[str]] = {}
+        for block in self._context.layout.names:
+            holders = tuple(name for name in self.names if block in self.peers[name].blocks)
+            if len(holders) >= self.minimum:
+                by_holders.setdefault(holders, []).append(block)
+        if len(by_holders) > _MAX_GROUPS:
+            raise ProtectionError(f"more than {_MAX_GROUPS} different cohorts in one round")
+        return tuple(Group(index, tuple(blocks), holders) for index, (holders, blocks) in enumerate(by_holders.items()))
+
+    def groups_of(self, name: str) -> tuple[Group, ...]:
+        """The groups a node holds, in order."""
+        return tuple(group for group in self.groups if name in group.holders)
+
+    def uploaded(self, sharers: Iterable[str]) -> tuple[Group, ...]:
+        """The groups that still have enough holders among those whose shares were delivered."""
+        there = set(sharers)
+        return tuple(group for group in self.groups if len(there.intersection(group.holders)) >= self.minimum)
+
+    def require_quorum(self, nodes: Sequence[str], *, what: str) -> None:
+        """Raise unless these are distinct members in order, and enough to open anything."""
+        if list(nodes) != sorted(set(nodes)) or not set(nodes) <= set(self.names):
+            raise ProtectionError(f"{what}: strangers, or repeated or out of order")
+        need = max(self.threshold, self.minimum)
+        if len(nodes) < need:
+            raise CohortTooSmallError(have=len(nodes), need=need, what=what)
+
+    def public_key(self, name: str) -> bytes:
+        """The enrolled key that a node signs with."""
+        return self.peers[name].certificate.signing_public
+
+
+def names_digest(names: Sequence[str]) -> bytes:
+    """A list of names as one field of a transcript."""
+    return hashlib.sha256(transcript("masked names", *(name.encode() for name in names))).digest()
+
+
+def _bitmap_bytes(context: RoundContext) -> int:
+    return -(-len(context.layout.names) // 8)
+
+
+def _signed(context: RoundContext, manifest: MaskedManifest) -> tuple[bytes, ...]:
+    return (
+        context.binding,
+        manifest.node.encode(),
+        manifest.certificate,
+        manifest.blocks,
+        manifest.mask_key,
+        manifest.envelope_key,
+    )

@@ -1,0 +1,273 @@
+"""The coordinator's half of `masked`: adds masked words as they arrive, and in the end takes the masks off the sum.
+
+It holds one sum per group, never an upload. It draws no randomness, so replaying the accepted messages after a crash
+rebuilds it. What it checks protects the round from one faulty node; what protects a node is in the node's half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from secure_fl.errors import ProtectionError
+from secure_fl.protect.base import Ask, BlockSum, Bulk, Message, Opened, OpenedSums, RoundContext
+from secure_fl.protect.cohort import require_cohort
+from secure_fl.protect.envelopes import SEALED_BYTES
+from secure_fl.protect.masked_cohort import Group, MaskedCohort, read_manifest
+from secure_fl.protect.masked_node import group_words, opened_groups, packing_of, pair_key, seed_commitment
+from secure_fl.protect.masked_statements import survivors_digest, verify_survivors, verify_upload
+from secure_fl.protect.masks import add_masks
+from secure_fl.protect.packing import WORD, Packing, Words
+from secure_fl.protect.shamir import Interpolation, read_share
+from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
+from secure_fl.rpc.protect_masked_pb2 import (
+    MaskedAgreement,
+    MaskedAgreements,
+    MaskedCommit,
+    MaskedEnvelope,
+    MaskedEnvelopes,
+    MaskedManifest,
+    MaskedRoster,
+    MaskedShares,
+    MaskedSurvivor,
+    MaskedSurvivors,
+)
+from secure_fl.wire import parse
+
+_PIECE = 1 << 17  # words read and added at a time
+
+
+class MaskedCoordinator:
+    """The coordinator in one attempt."""
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+        self._phase = "advertise"
+        self._manifests: dict[str, MaskedManifest] = {}
+        self._keys: set[bytes] = set()
+        self._envelopes: dict[str, MaskedEnvelopes] = {}
+        self._survivors: dict[str, MaskedSurvivor] = {}
+        self._agreements: dict[str, MaskedAgreement] = {}
+        self._shares: dict[str, _Shares] = {}
+
+    def begin(self) -> Ask:
+        """Everybody invited may advertise."""
+        return Ask(phase="advertise", messages=dict.fromkeys(self._context.invited, Message()))
+
+    def accept(self, node: str, message: Message, bulk: Bulk) -> None:
+        """Take one answer to the current phase."""
+        accepts: dict[str, Callable[[str, Message, Bulk], None]] = {
+            "advertise": self._accept_manifest,
+            "share": self._accept_envelopes,
+            "upload": self._accept_upload,
+            "consistency": self._accept_agreement,
+            "unmask": self._accept_shares,
+        }
+        accepts[self._phase](node, message, bulk)
+
+    def close(self) -> Ask | Opened:
+        """End the current phase with whoever answered."""
+        closes: dict[str, Callable[[], Ask | Opened]] = {
+            "advertise": self._ask_for_shares,
+            "share": self._ask_for_uploads,
+            "upload": self._ask_for_agreement,
+            "consistency": self._ask_for_unmasking,
+            "unmask": self._open,
+        }
+        return closes[self._phase]()
+
+    def _ask(self, phase: str, messages: Mapping[str, Message]) -> Ask:
+        self._phase = phase
+        return Ask(phase=phase, messages=messages)
+
+    # --- advertise --------------------------------------------------------------------------------------------
+
+    def _accept_manifest(self, node: str, message: Message, _bulk: Bulk) -> None:
+        manifest = parse(MaskedManifest, message.body)
+        peer = read_manifest(self._context, manifest)
+        keys = {peer.mask_key, peer.envelope_key}
+        if peer.name != node or node in self._manifests or len(keys) < 2 or keys & self._keys:
+            raise ProtectionError(f"{node} speaks for another node, twice, or with another's key")
+        self._manifests[node] = manifest
+        self._keys |= keys
+
+    def _ask_for_shares(self) -> Ask:
+        require_cohort(self._manifests, self._context.min_cohort)
+        manifests = [self._manifests[name] for name in sorted(self._manifests)]
+        self._cohort = MaskedCohort(self._context, manifests)
+        told = Message(body=MaskedRoster(manifests=manifests).SerializeToString())
+        return self._ask("share", dict.fromkeys(self._cohort.names, told))
+
+    # --- share ------------------------------------------------------------------------------------------------
+
+    def _accept_envelopes(self, node: str, message: Message, _bulk: Bulk) -> None:
+        said = parse(MaskedEnvelopes, message.body)
+        groups = len(self._cohort.groups_of(node))
+        if [envelope.peer for envelope in said.envelopes] != [name for name in self._cohort.names if name != node]:
+            raise ProtectionError(f"{node} did not write to everybody, once and in order")
+        for envelope in said.envelopes:
+            sealed = (envelope.key_share, *envelope.seed_shares)
+            if len(sealed) != 1 + groups or any(len(share) != SEALED_BYTES for share in sealed):
+                raise ProtectionError(f"{node} sealed too much or too little")
+        if len(said.commitments) != groups or any(len(commitment) != 32 for commitment in said.commitments):
+            raise ProtectionError(f"{node} is not committed to its seeds")
+        self._envelopes[node] = said
+
+    def _ask_for_uploads(self) -> Ask:
+        self._sharers = tuple(sorted(self._envelopes))
+        self._cohort.require_quorum(self._sharers, what="shares")
+        self._packing = packing_of(self._context, self._cohort)
+        self._groups = self._cohort.uploaded(self._sharers)
+        self._sums: dict[int, Words] = {
+            group.index: np.zeros(group_words(self._context, self._packing, group), WORD) for group in self._groups
+        }
+        inbox: dict[str, list[MaskedEnvelope]] = {name: [] for name in self._sharers}
+        for sender in self._sharers:
+            for envelope in self._envelopes[sender].envelopes:
+                if envelope.peer in inbox:
+                    forwarded = MaskedEnvelope(peer=sender, key_share=envelope.key_share)
+                    forwarded.seed_shares.extend(envelope.seed_shares)
+                    inbox[envelope.peer].append(forwarded)
+            del self._envelopes[sender].envelopes[:]  # delivered; the commitments stay
+        messages = {
+            name: Message(body=MaskedEnvelopes(envelopes=envelopes).SerializeToString())
+            for name, envelopes in inbox.items()
+        }
+        return self._ask("upload", messages)
+
+    # --- upload -----------------------------------------------------------------------------------------------
+
+    def _accept_upload(self, node: str, message: Message, bulk: Bulk) -> None:
+        groups = [group for group in self._groups if node in group.holders]
+        if bulk.size != WORD.itemsize * sum(self._sums[group.index].size for group in groups):
+            raise ProtectionError("the upload's length does not fit its blocks")
+        signature = parse(MaskedCommit, message.body).signature
+        survivor = MaskedSurvivor(node=node, upload=bulk.sha256, signature=signature)
+        verify_upload(self._cohort, self._sharers, survivor)
+        offset = 0
+        for group in groups:
+            total = self._sums[group.index]
+            for start in range(0, total.size, _PIECE):
+                piece = total[start : start + _PIECE]
+                piece += np.frombuffer(bulk.read(offset, piece.nbytes), WORD)
+                offset += piece.nbytes
+        self._survivors[node] = survivor
+
+    def _ask_for_agreement(self) -> Ask:
+        names = sorted(self._survivors)
+        self._cohort.require_quorum(names, what="uploads")
+        survivors = [self._survivors[name] for name in names]
+        self._agreed = survivors_digest(survivors)
+        told = Message(body=MaskedSurvivors(survivors=survivors).SerializeToString())
+        return self._ask("consistency", dict.fromkeys(names, told))
+
+    # --- consistency ------------------------------------------------------------------------------------------
+
+    def _accept_agreement(self, node: str, message: Message, _bulk: Bulk) -> None:
+        agreement = parse(MaskedAgreement, message.body)
+        if agreement.node != node:
+            raise ProtectionError(f"{node} agrees for another node")
+        verify_survivors(self._cohort, node, self._agreed, agreement.signature)
+        self._agreements[node] = agreement
+
+    def _ask_for_unmasking(self) -> Ask:
+        names = sorted(self._agreements)
+        self._cohort.require_quorum(names, what="agreements")
+        self._opened = opened_groups(self._context, self._cohort, self._sharers, sorted(self._survivors))
+        agreements = [self._agreements[name] for name in names]
+        told = Message(body=MaskedAgreements(agreements=agreements).SerializeToString())
+        return self._ask("unmask", dict.fromkeys(names, told))
+
+    # --- unmask -----------------------------------------------------------------------------------------------
+
+    def _accept_shares(self, node: str, message: Message, _bulk: Bulk) -> None:
+        said = parse(MaskedShares, message.body).shares
+        if tuple(share.node for share in said) != self._sharers:
+            raise ProtectionError(f"{node} did not answer about everybody, once and in order")
+        shares = _Shares({}, {})
+        for share in said:
+            alive = share.node in self._survivors
+            if share.WhichOneof("kind") != ("seeds" if alive else "key"):
+                raise ProtectionError(f"{node} gave the wrong kind of share about {share.node}")
+            if alive:
+                wanted = [group.index for group in self._opened if share.node in group.holders]
+                if len(share.seeds.shares) != len(wanted):
+                    raise ProtectionError(f"{node} gave too many or too few shares about {share.node}")
+                for index, seed in zip(wanted, share.seeds.shares, strict=True):
+                    shares.seeds[share.node, index] = read_share(seed)
+            else:
+                shares.keys[share.node] = read_share(share.key)
+        self._shares[node] = shares
+
+    def _open(self) -> OpenedSums:
+        self._cohort.require_quorum(sorted(self._shares), what="unmasking")
+        interpolation = Interpolation(
+            [self._cohort.index(name) for name in sorted(self._shares)], threshold=self._cohort.threshold
+        )
+        gone = {name: self._mask_key(interpolation, name) for name in self._sharers if name not in self._survivors}
+        blocks: dict[str, BlockSum] = {}
+        for group in self._opened:
+            self._unmask(group, interpolation, gone)
+            blocks |= self._decode(group)
+            del self._sums[group.index]  # one model at a time
+        return OpenedSums(blocks=blocks, cohort=tuple(sorted(self._survivors)))
+
+    def _unmask(self, group: Group, interpolation: Interpolation, gone: Mapping[str, X25519PrivateKey]) -> None:
+        """Subtract the survivors' self masks, and what is left of their masks towards those who are gone."""
+        alive = [name for name in group.holders if name in self._survivors]
+        plus: list[bytes] = []
+        minus = [self._seed(interpolation, name, group) for name in alive]
+        for name in group.holders:
+            if name in gone:
+                for survivor in alive:
+                    # A survivor added the mask towards a later name and subtracted it towards an earlier one.
+                    key = pair_key(gone[name], self._cohort, survivor, group)
+                    (minus if name > survivor else plus).append(key)
+        add_masks(self._sums[group.index], plus=plus, minus=minus)
+
+    def _seed(self, interpolation: Interpolation, node: str, group: Group) -> bytes:
+        shares = {self._cohort.index(name): held.seeds[node, group.index] for name, held in self._shares.items()}
+        seed = interpolation.open(shares)
+        position = self._cohort.groups_of(node).index(group)
+        if seed_commitment(self._cohort, node, group, seed) != self._envelopes[node].commitments[position]:
+            raise ProtectionError(f"the shares of {node}'s seed do not open to what it committed to")
+        return seed
+
+    def _mask_key(self, interpolation: Interpolation, node: str) -> X25519PrivateKey:
+        shares = {self._cohort.index(name): held.keys[node] for name, held in self._shares.items()}
+        key = X25519PrivateKey.from_private_bytes(interpolation.open(shares))
+        if key.public_key().public_bytes_raw() != self._cohort.peers[node].mask_key:
+            raise ProtectionError(f"the shares of {node}'s mask key do not open to its key")
+        return key
+
+    def _decode(self, group: Group) -> dict[str, BlockSum]:
+        words = self._sums[group.index]
+        count = sum(name in self._survivors for name in group.holders)
+        weight = int(words[-1])
+        if not count * weight_floor(self._context.min_cohort) <= weight <= count * WEIGHT_UNITS:
+            raise ProtectionError("the opened weight is not that of the survivors: a node sent nonsense")
+        blocks: dict[str, BlockSum] = {}
+        start = 0
+        for block in group.blocks:
+            values = self._context.layout[block].size
+            size = self._packing.words(values)
+            total = self._packing.unpack(words[start : start + size], values, contributors=count)
+            blocks[block] = BlockSum(total=total, weight=weight, contributors=count)
+            start += size
+        return blocks
+
+
+class _Shares:
+    """What one node gave: seeds of those alive, keys of those gone."""
+
+    def __init__(self, seeds: dict[tuple[str, int], int], keys: dict[str, int]) -> None:
+        self.seeds = seeds
+        self.keys = keys
+
+
+def largest_upload(context: RoundContext) -> int:
+    """Bulk of a node that holds every block, each in a group of its own."""
+    packing = Packing(bits=context.bits, contributors=len(context.invited))
+    return WORD.itemsize * sum(packing.words(shape.size) + 1 for shape in context.layout)
