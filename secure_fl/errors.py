@@ -226,6 +226,20 @@ class OverflowInvariantError(ProtectionError):
     advice = "lower protection.bits or the number of nodes"
 
 
+class ReleaseRefusedError(ProtectionError):
+    """Opening this would show too much of one node to a coalition of others. Refused before any share is sent."""
+
+    advice = "let more sites take part, or spread the weights more evenly over them"
+
+    def __init__(
+        self, message: str, *, node: int | str, rule: str, coalition: tuple[int | str, ...], advice: str | None = None
+    ) -> None:
+        super().__init__(message, advice=advice)
+        self.node = node
+        self.rule = rule
+        self.coalition = coalition
+
+
 class RestartedError(RoundError):
     """The node restarted in mid-round; its secrets of that round are gone, as they should be."""
 
