@@ -124,8 +124,8 @@ def _banners(record: StudyRecord) -> str:
 def _protection(record: StudyRecord) -> tuple[str, str, str]:
     """What the protection means, in its own first sentence."""
     if record.protection not in protect.known():
-        title = f"Protected by {escape(record.protection)}"
-        return "calm", title, "The version that wrote this page does not know this protection."
+        title = f"Protection {escape(record.protection)}"
+        return "", title, "The version that wrote this page does not know it and cannot say what it hides."
     protection = protect.resolve(record.protection)
     kind = RequestKind.COMBINE if record.combinations_opened else RequestKind.SUM
     sentence = escape(protection.explain(kind)[0])

@@ -8,13 +8,13 @@ import hashlib
 CSS = """
 :root{color-scheme:light dark;
 --paper:#f4f5f4;--card:#fff;--ink:#1a2226;--soft:#556067;--faint:#98a2a8;--rule:#e4e8e6;--edge:#dde2e0;
---accent:#0b5f8a;--up:#0b5f8a;--down:#a3c9dd;--again:#c4661f;--site:#a9b3b9;
+--accent:#0b5f8a;--up:#0b5f8a;--down:#a3c9dd;--again:#c4661f;--site:#8d979d;
 --took:#8fbcd3;--sat:#a8730b;--bad:#b3321f;--bad-bg:#fdf0ec;
 --warn:#744700;--warn-bg:#fff5df;--warn-edge:#e9c478;--good:#1d6b44;--good-bg:#e6f4ec;
 --info:#2b5472;--info-bg:#e9f1f7;--info-edge:#bcd3e3}
 @media (prefers-color-scheme:dark){:root{
 --paper:#12171a;--card:#1a2125;--ink:#e7ecee;--soft:#a8b3b9;--faint:#6f7b82;--rule:#2b353a;--edge:#2d373c;
---accent:#7cc0e8;--up:#63aedb;--down:#32566b;--again:#e8955a;--site:#5b6870;
+--accent:#7cc0e8;--up:#63aedb;--down:#32566b;--again:#e8955a;--site:#6c7a82;
 --took:#3d7191;--sat:#e0b04a;--bad:#f58b76;--bad-bg:#3a201b;
 --warn:#f3cf86;--warn-bg:#33290f;--warn-edge:#6f5520;--good:#86d3a8;--good-bg:#17301f;
 --info:#9cc6e6;--info-bg:#182a38;--info-edge:#2f4c61}}
@@ -107,8 +107,9 @@ line-height:1.3;background:var(--card)}
 .data td.drawn{padding-top:4px;padding-bottom:3px}
 .data td small{margin-left:6px}
 .data td.words small{margin-left:0}
-.data .words{white-space:normal;text-align:left;min-width:7rem;overflow-wrap:anywhere}
-.data .words:last-child{min-width:15rem}
+.data .words{white-space:normal;text-align:left;min-width:12rem;overflow-wrap:anywhere}
+td ul{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:0 16px}
+td b{font-weight:600}
 .quiet{color:var(--soft)}
 .data th[scope=row],.grid th[scope=row]{max-width:16rem;overflow:hidden;text-overflow:ellipsis}
 .grid{min-width:0;margin-left:-28px}

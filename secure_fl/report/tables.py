@@ -19,8 +19,11 @@ OUTCOMES: Mapping[str, tuple[str, str]] = {
 }
 _WIDTHS = ((21, "roomy"), (31, "few"), (64, "some"))  # up to so many rounds, cells of this width still fit
 
-# What an error code means where it stands for a site that was missing, where the error itself speaks of a message.
+# What stands for a missing site, in words, where the error behind a code would speak of a message instead.
 _MISSING = {
+    "absent": ("It was not connected when the round began.", ""),
+    "dropped": ("No reason was recorded.", ""),
+    "sat out": ("No reason was recorded.", ""),
     "LateMessage": ("It did not answer in time.", "if this repeats, raise rounds.deadline or rounds.phase_deadline"),
     "NotConnected": ("It lost its connection.", "if this repeats, look at the site's network and its log"),
 }
@@ -64,7 +67,8 @@ def cohort_grid(record: StudyRecord) -> str:
     rounds = record.rounds
     css = next((css for most, css in _WIDTHS if len(rounds) <= most), "many")
     every = {"roomy": 1, "few": 1, "some": 5}.get(css, 20)
-    head = "".join(_grid_head(entry, every) for entry in rounds)
+    # A number too close to the end would run into the closing E.
+    head = "".join(_grid_head(entry, every, room=len(rounds) - index > every / 3) for index, entry in enumerate(rounds))
     looked_up = [(round_label(entry), by_name(entry)) for entry in rounds]
     training = [by_name(entry) for entry in rounds if entry.kind == "train"]
     rows = []
@@ -80,10 +84,10 @@ def cohort_grid(record: StudyRecord) -> str:
     )
 
 
-def _grid_head(entry: RoundRecord, every: int) -> str:
+def _grid_head(entry: RoundRecord, every: int, *, room: bool) -> str:
     if entry.kind == "evaluate":
         return '<th scope="col" title="closing evaluation"><b>E<span>, closing evaluation</span></b></th>'
-    if entry.number % every == 0 or entry.number == 1:
+    if room and (entry.number % every == 0 or entry.number == 1):
         return f'<th scope="col"><b>{entry.number}</b></th>'
     return f'<th scope="col"><span>{entry.number}</span></th>'
 
@@ -108,26 +112,33 @@ def grid_key(record: StudyRecord) -> str:
 
 
 def reason_table(record: StudyRecord) -> str:
-    """Why sites did not take part, with equal reasons of one site gathered."""
-    gathered: dict[tuple[str, str, str], list[RoundRecord]] = {}
+    """Why sites did not take part: one row per kind of reason, the most frequent first."""
+    gathered: dict[tuple[str, str], dict[str, list[RoundRecord]]] = {}
     for entry in record.rounds:
         for node in entry.nodes:
             if node.outcome != "took part":
-                gathered.setdefault((node.name, node.outcome, node.reason), []).append(entry)
+                gathered.setdefault((node.outcome, node.reason), {}).setdefault(node.name, []).append(entry)
     if not gathered:
         return '<p class="empty">Every site took part in every round.</p>'
-    order = {name: index for index, name in enumerate(site_names(record))}
     rows = []
-    for name, outcome, reason in sorted(gathered, key=lambda key: (order[key[0]], key[1:])):
-        entries = gathered[name, outcome, reason]
-        when = ranges(entry.number for entry in entries if entry.kind == "train")
-        closing = "closing evaluation" if any(entry.kind == "evaluate" for entry in entries) else ""
+    for (outcome, reason), sites in sorted(gathered.items(), key=lambda item: -_times(item[1])):
+        who = "".join(f"<li><b>{escape(name)}</b> {_when(entries)}</li>" for name, entries in sorted(sites.items()))
         rows.append(
-            f'<th scope="row">{escape(name)}</th><td class="words">{escape(outcome)}</td>'
-            f'<td class="words">{", ".join(filter(None, (when, closing)))}</td>'
-            f'<td class="words">{plain_reason(reason)}</td>'
+            f'<th scope="row">{escape(outcome)}</th><td>{_times(sites)} ×</td>'
+            f'<td class="words">{plain_reason(reason or outcome)}</td><td class="words"><ul>{who}</ul></td>'
         )
-    return _table("Why sites were missing", ("Site", "What happened", "Rounds", "Reason"), rows, words=(1, 2, 3))
+    heads = ("Outcome", "How often", "Why", "Which site, in which rounds")
+    return _table("Why sites were missing", heads, rows, css="tall", words=(2, 3))
+
+
+def _times(sites: Mapping[str, Sequence[RoundRecord]]) -> int:
+    return sum(map(len, sites.values()))
+
+
+def _when(entries: Sequence[RoundRecord]) -> str:
+    """The rounds as ranges, the closing evaluation as the E of the grid."""
+    numbers = ranges(entry.number for entry in entries if entry.kind == "train")
+    return ", ".join(filter(None, (numbers, "E" if any(entry.kind == "evaluate" for entry in entries) else "")))
 
 
 # --- sites and rounds -------------------------------------------------------------------------------------

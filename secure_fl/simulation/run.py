@@ -61,7 +61,7 @@ def _steps(engine: str, policy: Mapping[str, Any]) -> tuple[Step, ...]:
         again += ["--set", f"policy.{key}={json.dumps(value)}"]
     return (
         Step(
-            why="Run it again, beside this page and study.toml: one seed gives one partition, initial model and batches.",
+            why="Run it again in this page's folder: the same seed gives the same partition, model and batches.",
             command=shlex.join(again),
         ),
         Step(
