@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from secure_fl.report.text import escape, fit
+from secure_fl.report.text import escape, fit, width
 
 _LABEL_STEP = 15.0
 _MOST_DOTS = 25  # beyond this, dots would hide the line they sit on
@@ -103,7 +103,7 @@ def line_chart(
     values = [value for line in (*sites, mean) for _, value in line.known]
     rounds = [at for line in (*sites, mean) for at, _ in line.points]
     named = _extremes(sites) + ([mean] if mean.known else [])
-    right = frame.width - 30 - 6.8 * max(min(len(line.name), _NAME_COLUMNS) for line in named)
+    right = frame.width - 26 - 7.4 * max(min(width(line.name), _NAME_COLUMNS) for line in named)
     low, high, step = _domain(values, ceiling)
     across = Scale(low=min(rounds), high=max(rounds), start=frame.left + 6, end=right)
     up = Scale(low=low, high=high, start=frame.height - frame.bottom, end=frame.top)
