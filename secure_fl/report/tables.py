@@ -166,7 +166,7 @@ def site_table(
         )
     measure = "MSE" if regression else "Accuracy"
     shared = () if lines is None else ("Over the rounds", measure, "Loss", "Samples")
-    heads = ("Site", *shared, "Privacy ε", "Rounds trained", "Lost", "Sent", "Received")
+    heads = ("Site", *shared, "Privacy ε", "Rounds trained", "Dropped or sat out", "Sent", "Received")
     return _table("Every site", heads, rows, words=() if lines is None else (1,))
 
 

@@ -48,13 +48,13 @@ def run(
     if study.make_strategy().has_global_model:
         checkpoints = workspace.study_state / "checkpoints"
         shutil.copyfile(max(checkpoints.glob("*.safetensors")), folder / "model.safetensors")
-    page = render(record, summary, workspace.study, steps=_steps(engine, policy), written=datetime.now(UTC))
+    page = render(record, summary, workspace.study, steps=next_steps(engine, policy), written=datetime.now(UTC))
     write_atomically(report, page.encode())
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return record, summary
 
 
-def _steps(engine: str, policy: Mapping[str, Any]) -> tuple[Step, ...]:
+def next_steps(engine: str, policy: Mapping[str, Any]) -> tuple[Step, ...]:
     """How to repeat a run, for its report. A policy is no part of the study, so it has to be named again."""
     again = ["secure-fl", "run", "study.toml", "--engine", engine, "--out", "again"]
     for key, value in policy.items():

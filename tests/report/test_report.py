@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shlex
 import time
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -21,6 +22,8 @@ from secure_fl.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.report import Step, render
 from secure_fl.report.charts import nice_step, spread
 from secure_fl.report.text import duration, escape, fit, ranges, size
+from secure_fl.settings import set_dotted
+from secure_fl.simulation.run import next_steps
 from secure_fl.study import Study
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -376,6 +379,17 @@ def test_settings_steps_and_date_are_on_the_page() -> None:
     ):
         assert expected in text
     assert "thin lines are the sites" not in text
+
+
+def test_a_run_is_repeated_with_its_policy() -> None:
+    policy = {"protections": ["none"], "metrics": "aggregate", "colluders": 2, "note": 'it\'s "quoted"'}
+    words = shlex.split(next_steps("threads", policy)[0].command)
+    assert words[:3] == ["secure-fl", "run", "study.toml"]
+    table: dict[str, Any] = {}
+    for before, word in itertools.pairwise(words):
+        if before == "--set":
+            set_dotted(table, word)
+    assert table == {"policy": policy}
 
 
 def test_cost_is_per_site_and_marks_repeated_attempts() -> None:
