@@ -144,6 +144,7 @@ class StudyRunner:
             shared_parameters=self._model.layout.size,
             combinations_opened=sum(record.combinations for record in self._records),
             rounds=tuple(self._records),
+            settings=self.study.canonical().decode(),
         )
 
     def _open(self) -> None:

@@ -80,6 +80,7 @@ class StudyRecord:
     shared_parameters: int = 0
     combinations_opened: int = 0
     rounds: tuple[RoundRecord, ...] = field(default=())
+    settings: str = ""  # the study in canonical form, whose hash is `study_id`
     version: int = RECORD_VERSION
 
     def save(self, path: Path) -> None:

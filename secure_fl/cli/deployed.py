@@ -1,10 +1,11 @@
-"""`secure-fl study submit|status|stop|export`: work with a deployed coordinator."""
+"""`secure-fl study submit|status|stop|export|report`: work with a deployed coordinator."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,9 +15,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from secure_fl.errors import LateMessageError, MalformedMessageError
 from secure_fl.files import write_atomically
 from secure_fl.operator import Operator, OperatorFile, connect
+from secure_fl.record import StudyRecord
+from secure_fl.report import Step, render
 from secure_fl.rpc import operations_pb2 as pb
+from secure_fl.simulation.summary import summarise
 from secure_fl.study import Study
 
 T = TypeVar("T")
@@ -65,6 +70,8 @@ def status(
         for site in study.sites:
             table.add_row(site.name, _yes(site.connected), _yes(site.accepted), site.refusal or "–")
         Console().print(table)
+    if study_id:
+        typer.echo(f"all rounds on one page: secure-fl study report {study_id}")
 
 
 def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
@@ -88,6 +95,40 @@ def export(
     card = out.with_suffix(".md")
     write_atomically(card, _card(found, version).encode())
     typer.echo(f"{out}: version {version}; card: {card}")
+
+
+def report(
+    study_id: StudyId,
+    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
+    operator: AsOperator = _DEFAULT,
+) -> None:
+    """Write a study's rounds so far as one page that can be read offline.
+
+    Example: secure-fl study report HASH --out report.html --as operator.toml
+    """
+    (found,) = _call(operator, lambda lead: lead.status(study_id))
+    if not found.record:
+        raise LateMessageError("the study has not begun", advice="ask again once its first round is under way")
+    record = StudyRecord.from_json(json.loads(found.record))
+    study = Study.from_canonical(record.settings.encode()) if record.settings else None
+    if record.study_id != study_id or (study and study.id != study_id):
+        raise MalformedMessageError("the coordinator sent another study's record")
+    seconds = sum(entry.seconds for entry in record.rounds)
+    summary = summarise(record, engine="separate machines", seconds=seconds, report=str(out))
+    page = render(record, summary, study, steps=_steps(record), written=datetime.now(UTC))
+    write_atomically(out, page.encode())
+    typer.echo(f"{out}: {found.rounds_done} of {found.rounds_planned} rounds, {found.state}")
+
+
+def _steps(record: StudyRecord) -> tuple[Step, ...]:
+    """What a study lead can do after reading the report."""
+    watch = Step(why="See who is connected now.", command=f"secure-fl study status {record.study_id}")
+    model = Step(why="Fetch the model with its card.", command=f"secure-fl study export {record.study_id}")
+    again = Step(
+        why="Try the same settings with simulated sites: save the study file below as study.toml.",
+        command=f"secure-fl run study.toml --nodes {len(record.roster)}",
+    )
+    return (watch, model, again) if record.outcome == "running" else (model, again)
 
 
 def _call(path: Path, action: Callable[[Operator], Awaitable[T]]) -> T:

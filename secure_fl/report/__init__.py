@@ -1,5 +1,5 @@
 """The study lead's report: one HTML page that needs no network, no script and no other file."""
 
-from secure_fl.report.page import render
+from secure_fl.report.page import Step, render
 
-__all__ = ["render"]
+__all__ = ["Step", "render"]

@@ -8,36 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from secure_fl.report.text import escape, fit, size
+from secure_fl.report.text import escape, fit, width
 
-COLOURS = 12
-MOST_LABELS = 24  # beyond this, names beside the lines would no longer be readable
 _LABEL_STEP = 15.0
+_MOST_DOTS = 25  # beyond this, dots would hide the line they sit on
+_NAME_COLUMNS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """The drawing area of one chart, in pixels, and how much text fits beside it."""
+    """The drawing area of one chart, in pixels."""
 
     css: str
     width: int
-    height: int
-    left: int = 46
-    top: int = 14
+    height: int = 264
+    left: int = 52
+    right: int = 12
+    top: int = 12
     bottom: int = 42
-    name_columns: int = 20
-    ticks: int = 12
-
-    @property
-    def right(self) -> int:
-        """Room for the names at the line ends."""
-        return 28 + round(6.8 * self.name_columns)
+    ticks: int = 8
 
 
-WIDE = Frame(css="wide", width=920, height=360)
-NARROW = Frame(css="narrow", width=340, height=330, left=38, name_columns=10, ticks=6)
+FRAMES = (Frame(css="wide", width=456), Frame(css="narrow", width=326, ticks=6))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +49,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """The traffic of one round."""
+    """What one round cost: above the line, below it, and in words."""
 
-    label: str
+    tip: str
     tick: str
-    up: int
-    down: int
+    above: float
+    below: float = 0.0
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,36 +83,45 @@ def nice_step(span: float, most: int) -> float:
     return next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= raw * (1 - 1e-9))
 
 
+# --- lines ------------------------------------------------------------------------------------------------
+
+
 def line_chart(
     frame: Frame,
-    series: Sequence[Series],
+    sites: Sequence[Series],
     mean: Series,
     *,
     text: Callable[[float, int], str],
     ceiling: float | None,
     label: str,
 ) -> str:
-    """Thin lines for the sites, a bold one for their mean, names at the line ends.
+    """Thin lines for the sites, a bold one for their mean; the mean and the two extreme sites are named.
 
     `text` writes a value with so many decimals, `ceiling` is the largest value the measure can take.
     At least one point must be known.
     """
-    values = [value for line in (*series, mean) for _, value in line.known]
-    rounds = [at for line in (*series, mean) for at, _ in line.points]
-    named = series if len(series) <= MOST_LABELS else ()
-    longest = max((len(line.name) for line in (*named, mean)), default=0)
-    frame = replace(frame, name_columns=min(frame.name_columns, longest))
-    height = max(frame.height, round(_LABEL_STEP * (len(named) + 1)) + frame.top + frame.bottom + 10)
+    values = [value for line in (*sites, mean) for _, value in line.known]
+    rounds = [at for line in (*sites, mean) for at, _ in line.points]
+    named = _extremes(sites) + ([mean] if mean.known else [])
+    right = frame.width - 26 - 7.4 * max(min(width(line.name), _NAME_COLUMNS) for line in named)
     low, high, step = _domain(values, ceiling)
-    across = Scale(low=min(rounds), high=max(rounds), start=frame.left + 6, end=frame.width - frame.right)
-    up = Scale(low=low, high=high, start=height - frame.bottom, end=frame.top)
-    body = _value_axis(frame, up, step, lambda value: text(value, _decimals(step, ceiling)))
-    body += _round_axis(frame, across, height, min(rounds), max(rounds))
-    for index, line in enumerate(series):
-        body += _line(line, across, up, f"s{index % COLOURS}" + (" alt" if index >= COLOURS else ""), text)
+    across = Scale(low=min(rounds), high=max(rounds), start=frame.left + 6, end=right)
+    up = Scale(low=low, high=high, start=frame.height - frame.bottom, end=frame.top)
+    decimals = _decimals(step * 100 if ceiling is not None else step)
+    body = "".join(
+        _rule(frame, up(low + index * step), text(low + index * step, decimals), right + 6)
+        for index in range(round((high - low) / step) + 1)
+    )
+    body += _round_axis(frame, across, min(rounds), max(rounds))
+    body += "".join(_line(line, across, up, "site", text) for line in sites)
     body += _line(mean, across, up, "mean", text)
-    body += _end_labels(frame, named, mean, across, up)
-    return _svg(frame, height, label, body)
+    return _svg(frame, label, body + _names(named, mean, across, up))
+
+
+def _extremes(sites: Sequence[Series]) -> list[Series]:
+    """The sites that end highest and lowest: those a study lead would ask about."""
+    known = sorted((line for line in sites if line.known), key=lambda line: line.known[-1][1])
+    return list({id(line): line for line in (*known[:1], *known[-1:])}.values())
 
 
 def _domain(values: Sequence[float], ceiling: float | None) -> tuple[float, float, float]:
@@ -131,140 +135,135 @@ def _domain(values: Sequence[float], ceiling: float | None) -> tuple[float, floa
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, step
 
 
-def _decimals(step: float, ceiling: float | None) -> int:
-    scaled = step * 100 if ceiling is not None else step
-    return max(0, -math.floor(math.log10(scaled) + 1e-9))
+def _decimals(step: float) -> int:
+    return max(0, -math.floor(math.log10(step) + 1e-9))
 
 
-def _value_axis(frame: Frame, up: Scale, step: float, text: Callable[[float], str]) -> str:
-    parts = []
-    for index in range(round((up.high - up.low) / step) + 1):
-        value = up.low + index * step
-        y = up(value)
-        parts.append(
-            f'<line class="rule" x1="{frame.left}" x2="{frame.width - frame.right + 6}"'
-            f' y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="tick" x="{frame.left - 8}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{escape(text(value))}</text>"
-        )
-    return "".join(parts)
-
-
-def _round_axis(frame: Frame, across: Scale, height: int, first: int, last: int) -> str:
-    y = height - frame.bottom + 18
+def _round_axis(frame: Frame, across: Scale, first: int, last: int) -> str:
+    y = frame.height - frame.bottom + 18
     step = max(1, round(nice_step(last - first, frame.ticks)))
     ticks = [at for at in range(first, last + 1) if at % step == 0 or at == last]
     if len(ticks) > 1 and ticks[-1] - ticks[-2] < 0.6 * step:
         del ticks[-2]  # the last round matters more than its round-numbered neighbour
     marks = "".join(f'<text class="tick mid" x="{across(at):.1f}" y="{y}">{at}</text>' for at in ticks)
-    middle = (across.start + across.end) / 2
-    title = "after round (0 = initial model)"
-    return f'{marks}<text class="axis mid" x="{middle:.1f}" y="{height - 6}">{title}</text>'
+    return marks + _axis_title(frame, across, "after round (0 = initial model)")
 
 
 def _line(line: Series, across: Scale, up: Scale, css: str, text: Callable[[float, int], str]) -> str:
     """A path that breaks where nothing is known: a gap is not a straight line between its neighbours."""
-    known = line.known
-    if not known:
-        return ""
-    path: list[str] = []
-    dots: list[str] = []
-    run: list[str] = []
-    for at, value in (*line.points, (0, None)):
+    runs: list[list[tuple[int, float]]] = [[]]
+    for at, value in line.points:
         if value is not None:
-            run.append(f"{across(at):.1f} {up(value):.1f}")
-            continue
-        if len(run) == 1:
-            x, y = run[0].split()
-            dots.append(f'<circle class="dot" cx="{x}" cy="{y}" r="{4 if css == "mean" else 3}"/>')
-        elif run:
-            path.append("M" + "L".join(run))
-        run = []
-    title = f"{line.name}: {text(known[-1][1], 2)} after round {known[-1][0]}"
-    drawn = f'<path d="{"".join(path)}"/>' if path else ""
-    return f'<g class="line {css}"><title>{escape(title)}</title>{drawn}{"".join(dots)}</g>'
+            runs[-1].append((at, value))
+        elif runs[-1]:
+            runs.append([])
+    path = "".join(
+        "M" + "L".join(f"{across(at):.1f} {up(value):.1f}" for at, value in run) for run in runs if len(run) > 1
+    )
+    all_dots = css == "mean" and len(line.points) <= _MOST_DOTS
+    dots = "".join(
+        f'<circle cx="{across(at):.1f}" cy="{up(value):.1f}" r="{3.2 if css == "mean" else 2.4}">'
+        f"<title>{escape(f'{line.name}: {text(value, 2)} after round {at}')}</title></circle>"
+        for run in runs
+        for at, value in run
+        if all_dots or len(run) == 1
+    )
+    if not path and not dots:
+        return ""
+    last, value = line.known[-1]
+    title = escape(f"{line.name}: {text(value, 2)} after round {last}")
+    drawn = f'<path d="{path}"/>' if path else ""
+    return f'<g class="line {css}"><title>{title}</title>{drawn}{dots}</g>'
 
 
-def _end_labels(frame: Frame, series: Sequence[Series], mean: Series, across: Scale, up: Scale) -> str:
+def _names(lines: Sequence[Series], mean: Series, across: Scale, up: Scale) -> str:
     """Names beside the last points, moved apart so that none covers another, each tied to its line."""
-    wanted = [
-        (up(line.known[-1][1]), across(line.known[-1][0]), line.name, f"s{index % COLOURS}")
-        for index, line in enumerate(series)
-        if line.known
-    ]
-    if mean.known:
-        wanted.append((up(mean.known[-1][1]), across(mean.known[-1][0]), mean.name, "mean"))
-    wanted.sort(key=lambda item: (item[0], item[3] == "mean"))
-    places = spread([y for y, *_ in wanted], _LABEL_STEP, up.end + 4, up.start - 2)
-    x = frame.width - frame.right + 22
-    parts = []
-    for place, (y, end, name, css) in zip(places, wanted, strict=True):
-        parts.append(
-            f'<path class="leader {css}" d="M{end + 3:.1f} {y:.1f}L{x - 5} {place:.1f}"/>'
-            f'<text class="name {css}" x="{x}" y="{place + 4:.1f}"><title>{escape(name)}</title>'
-            f"{escape(fit(name, frame.name_columns))}</text>"
-        )
-    return "".join(parts)
+    wanted = sorted(((up(line.known[-1][1]), line) for line in lines), key=lambda item: item[0])
+    places = spread([y for y, _ in wanted], _LABEL_STEP, up.end + 4, up.start - 2)
+    x = across.end + 22
+    return "".join(
+        f'<path class="leader" d="M{across(line.known[-1][0]) + 4:.1f} {y:.1f}L{x - 4:.1f} {place:.1f}"/>'
+        f'<text class="name{" mean" if line is mean else ""}" x="{x:.1f}" y="{place + 4:.1f}">'
+        f"<title>{escape(line.name)}</title>{escape(fit(line.name, _NAME_COLUMNS))}</text>"
+        for place, (y, line) in zip(places, wanted, strict=True)
+    )
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move sorted positions apart to at least `gap`, inside [low, high] as far as they fit.
-
-    Positions that collide form a block around their common centre, so that a crowd moves as little as it can.
-    """
-    blocks: list[tuple[float, int]] = []  # first position, members
+    """Move sorted positions apart to at least `gap`, inside [low, high] as far as they fit."""
+    placed: list[float] = []
     for y in wanted:
-        start, members = min(max(y, low), high), 1
-        while blocks and blocks[-1][0] + blocks[-1][1] * gap > start:
-            before, size_before = blocks.pop()
-            # The centre each side wants, weighted by its members, gives the first position of the union.
-            shifted = start - size_before * gap
-            start = (before * size_before + shifted * members) / (size_before + members)
-            members += size_before
-            start = max(low, min(start, high - (members - 1) * gap))
-        blocks.append((start, members))
-    return [start + index * gap for start, members in blocks for index in range(members)]
+        placed.append(max(y, placed[-1] + gap if placed else low))
+    ceiling = high
+    for index in reversed(range(len(placed))):
+        placed[index] = min(placed[index], ceiling)
+        ceiling = placed[index] - gap
+    return placed
 
 
-def bar_chart(frame: Frame, bars: Sequence[Bar], *, label: str) -> str:
-    """Bytes per round: up above the line, down below it, on one scale. Some byte must have moved."""
-    height = frame.height - 70
-    most_up, most_down = max(bar.up for bar in bars), max(bar.down for bar in bars)
-    step = nice_step(most_up + most_down, 8)
-    left, right = frame.left + 16, frame.width - 8
-    y = Scale(low=-most_down, high=most_up, start=height - frame.bottom, end=frame.top)
-    parts = []
-    for index in range(-int(most_down / step), int(most_up / step) + 1):
-        at = y(index * step)
-        parts.append(
-            f'<line class="{"zero" if index == 0 else "rule"}" x1="{left}" x2="{right}"'
-            f' y1="{at:.1f}" y2="{at:.1f}"/><text class="tick" x="{left - 8}" y="{at + 4:.1f}"'
-            f' text-anchor="end">{"0" if index == 0 else size(abs(index) * step)}</text>'
-        )
+def sparkline(line: Series, mean: Series, *, low: float, high: float, text: Callable[[float, int], str]) -> str:
+    """One site's line over the mean of all, without axes, on a scale that all sites share."""
+    rounds = [at for at, _ in line.points]
+    across = Scale(low=min(rounds), high=max(rounds), start=3, end=117)
+    up = Scale(low=low, high=high, start=25, end=3)
+    body = _line(mean, across, up, "behind", text) + _line(line, across, up, "own", text)
+    return f'<svg class="spark" aria-hidden="true" viewBox="0 0 120 28" width="120" height="28">{body}</svg>'
+
+
+# --- bars -------------------------------------------------------------------------------------------------
+
+
+def bar_chart(frame: Frame, bars: Sequence[Bar], *, text: Callable[[float], str], label: str) -> str:
+    """One bar per round, up from the line and down from it on one scale. Some bar must not be empty."""
+    above, below = max(bar.above for bar in bars), max(bar.below for bar in bars)
+    step = nice_step(above + below, 6)
+    left, right = frame.left + 6, frame.width - frame.right
+    y = Scale(low=-below, high=above, start=frame.height - frame.bottom, end=frame.top)
+    parts = [
+        _rule(frame, y(index * step), text(abs(index) * step) if index else "0", right, css="rule" if index else "zero")
+        for index in range(-int(below / step), int(above / step) + 1)
+    ]
     slot = (right - left) / len(bars)
-    thick = slot if slot < 4 else min(0.72 * slot, 36.0)  # hairline gaps would only flicker
-    every = max(1, round(nice_step(len(bars), frame.ticks + 4)))
+    thick = slot if slot < 4 else min(0.72 * slot, 32.0)  # hairline gaps would only flicker
+    every = max(1, round(nice_step(len(bars), frame.ticks)))
     for index, bar in enumerate(bars):
         middle = left + (index + 0.5) * slot
-        x = f'x="{middle - thick / 2:.2f}" width="{thick:.2f}"'
-        tip = f"{bar.label}: {size(bar.up)} up, {size(bar.down)} down"
-        parts.append(
-            f"<g><title>{escape(tip)}</title>"
-            f'<rect class="up" {x} y="{y(bar.up):.1f}" height="{max(y(0) - y(bar.up) - 0.5, 0):.1f}"/>'
-            f'<rect class="down" {x} y="{y(0) + 0.5:.1f}" height="{max(y(-bar.down) - y(0) - 0.5, 0):.1f}"/>'
-            "</g>"
-        )
+        parts.append(f"<g><title>{escape(bar.tip)}</title>{_rectangles(bar, middle, thick, y)}</g>")
         last = index == len(bars) - 1
-        if last or ((index + 1) % every == 0 and (len(bars) - 1 - index) * slot > 30):
+        if last or ((index + 1) % every == 0 and (len(bars) - 1 - index) * slot > 34):
             parts.append(
-                f'<text class="tick mid" x="{middle:.1f}" y="{height - frame.bottom + 18}">{escape(bar.tick)}</text>'
+                f'<text class="tick mid" x="{middle:.1f}" y="{frame.height - frame.bottom + 18}">'
+                f"{escape(bar.tick)}</text>"
             )
-    parts.append(f'<text class="axis mid" x="{(left + right) / 2:.1f}" y="{height - 6}">round</text>')
-    return _svg(frame, height, label, "".join(parts))
+    parts.append(_axis_title(frame, Scale(low=0, high=1, start=left, end=right), "round"))
+    return _svg(frame, label, "".join(parts))
 
 
-def _svg(frame: Frame, height: int, label: str, body: str) -> str:
+def _rectangles(bar: Bar, middle: float, thick: float, y: Scale) -> str:
+    x = f'x="{middle - thick / 2:.2f}" width="{thick:.2f}"'
+    css, zero = "again" if bar.marked else "up", y(0)
+    up = f'<rect class="{css}" {x} y="{y(bar.above):.2f}" height="{zero - y(bar.above):.2f}"/>'
+    return up + f'<rect class="down" {x} y="{zero:.2f}" height="{y(-bar.below) - zero:.2f}"/>' * (bar.below > 0)
+
+
+# --- shared -----------------------------------------------------------------------------------------------
+
+
+def _rule(frame: Frame, y: float, text: str, right: float, *, css: str = "rule") -> str:
+    """A horizontal line and its value."""
+    return (
+        f'<line class="{css}" x1="{frame.left}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text class="tick end" x="{frame.left - 8}" y="{y + 4:.1f}">{escape(text)}</text>'
+    )
+
+
+def _axis_title(frame: Frame, across: Scale, title: str) -> str:
+    middle = (across.start + across.end) / 2
+    return f'<text class="tick mid" x="{middle:.1f}" y="{frame.height - 6}">{title}</text>'
+
+
+def _svg(frame: Frame, label: str, body: str) -> str:
     return (
         f'<svg class="chart {frame.css}" role="img" aria-label="{escape(label)}"'
-        f' viewBox="0 0 {frame.width} {height}" width="{frame.width}" height="{height}">{body}</svg>'
+        f' viewBox="0 0 {frame.width} {frame.height}" width="{frame.width}" height="{frame.height}">{body}</svg>'
     )

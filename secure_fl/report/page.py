@@ -3,39 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
-from secure_fl.record import NodeRound, StudyRecord
+import tomli_w
+
+import secure_fl
+from secure_fl import protect
+from secure_fl.protect.base import RequestKind
+from secure_fl.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.report import tables
-from secure_fl.report.charts import MOST_LABELS, NARROW, WIDE, Bar, Series, bar_chart, line_chart
+from secure_fl.report.charts import FRAMES, Bar, Series, bar_chart, line_chart, sparkline
 from secure_fl.report.style import CSS, CSS_HASH
 from secure_fl.report.text import DASH, count, decimal, duration, escape, number, percent, size
+from secure_fl.study import Study
 
 # Nothing is fetched and nothing runs: even a name that slipped through escaping would stay inert.
 _POLICY = f"default-src 'none'; style-src '{CSS_HASH}'; base-uri 'none'; form-action 'none'"
 
-_UNPROTECTED = "The coordinator saw every site's update in the clear; use only for tests."
+_NO_ROUND = '<p class="empty">No round has been committed yet.</p>'
+_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+Measure = Literal["accuracy", "mse", "loss"]
 
 
-def render(record: StudyRecord, summary: Mapping[str, Any]) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Something the reader may want to do next: why, and the command."""
+
+    why: str
+    command: str
+
+
+def render(
+    record: StudyRecord,
+    summary: Mapping[str, Any],
+    study: Study | None = None,
+    *,
+    steps: Sequence[Step] = (),
+    written: datetime | None = None,
+) -> str:
     """The report of a study as one self-contained HTML page.
 
-    `record` is what the rounds left behind, `summary` the object that `secure-fl run --json` prints;
-    a field the summary lacks is shown as "–".
+    `record` is what the rounds left behind, `summary` the object that `secure-fl run --json` prints, `study` the
+    settings; what one of them lacks is shown as "–".
     """
     regression = _is_regression(record, summary)
     body = "".join(
         (
-            _header(record, summary, regression=regression),
-            _measure_section(record, regression=regression),
-            _traffic_section(record),
+            _header(record, summary, study, regression=regression),
             _cohort_section(record),
-            _section("Sites", _site_note(regression), tables.site_table(record, summary, regression=regression)),
-            _rounds_section(record, regression=regression),
-            _section("Why sites were missing", "", tables.reason_table(record)),
-            _facts(record, summary),
+            _model_section(record, regression=regression),
+            _site_section(record, summary, study, regression=regression),
+            _cost_section(record, regression=regression),
+            _next_section(steps),
+            _facts(record, summary, study),
         )
     )
+    when = f" on {written.astimezone(UTC):%Y-%m-%d at %H:%M} UTC" if written else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
@@ -43,8 +69,8 @@ def render(record: StudyRecord, summary: Mapping[str, Any]) -> str:
         '<meta name="referrer" content="no-referrer">\n'
         f"<title>{escape(record.study)} – study report</title>\n<style>{CSS}</style>\n</head>\n"
         f"<body>\n<main>\n{body}</main>\n"
-        "<footer>Written by secure-fl. This page is complete in itself: it loads nothing and runs nothing."
-        "</footer>\n</body>\n</html>\n"
+        f"<footer>Written by secure-fl {secure_fl.__version__}{when}. This page is complete in itself: it loads nothing"
+        " and runs nothing.</footer>\n</body>\n</html>\n"
     )
 
 
@@ -66,52 +92,69 @@ def _section(title: str, note: str, content: str) -> str:
 # --- headline ---------------------------------------------------------------------------------------------
 
 
-def _header(record: StudyRecord, summary: Mapping[str, Any], *, regression: bool) -> str:
+def _header(record: StudyRecord, summary: Mapping[str, Any], study: Study | None, *, regression: bool) -> str:
     choices = "".join(
         f"<span>{label} <b>{escape(value)}</b></span>"
         for label, value in (
+            ("Task", record.task),
             ("Strategy", record.strategy),
             ("Protection", record.protection),
-            ("Task", record.task),
+            ("Seed", study.study.seed if study else DASH),
         )
     )
     return (
         '<header>\n<p class="eyebrow">Study report</p>\n'
         f'<div class="title"><h1>{escape(record.study)}</h1>'
         f'<span class="badge {escape(record.outcome)}">{escape(record.outcome)}</span></div>\n'
-        f'<p class="choices">{choices}</p>\n{_banners(record, summary)}{_tiles(record, summary, regression)}'
+        f'<p class="choices">{choices}</p>\n{_tiles(record, summary, regression)}{_banners(record)}'
         "</header>\n"
     )
 
 
-def _banners(record: StudyRecord, summary: Mapping[str, Any]) -> str:
-    parts = []
-    if "none" in (record.protection, summary.get("protection")):
-        parts.append(f'<p class="banner" role="note"><b>Not protected</b>{_UNPROTECTED}</p>\n')
+def _banners(record: StudyRecord) -> str:
+    parts = [_protection(record)]
     if record.outcome == "aborted":
-        reason = escape(record.reason) or "No reason was recorded."
-        parts.append(f'<p class="banner bad" role="note"><b>The study ended before its last round</b>{reason}</p>\n')
+        reason = tables.plain_reason(record.reason) if record.reason else "No reason was recorded."
+        parts.append(("bad", "The study ended before its last round", reason))
     elif record.outcome == "running":
-        parts.append('<p class="banner" role="note"><b>Still running</b>These are the rounds committed so far.</p>\n')
-    return "".join(parts)
+        parts.append(("", "Still running", "These are the rounds committed so far."))
+    return "".join(f'<p class="banner {css}" role="note"><b>{title}</b>{text}</p>\n' for css, title, text in parts)
+
+
+def _protection(record: StudyRecord) -> tuple[str, str, str]:
+    """What the protection means, in its own first sentence."""
+    if record.protection not in protect.known():
+        title = f"Protection {escape(record.protection)}"
+        return "", title, "The version that wrote this page does not know it and cannot say what it hides."
+    protection = protect.resolve(record.protection)
+    kind = RequestKind.COMBINE if record.combinations_opened else RequestKind.SUM
+    sentence = escape(protection.explain(kind)[0])
+    if protection.coordinator_sees_updates:
+        return "", "Not protected", sentence
+    return "calm", f"Protected by {escape(protection.name)}", sentence
 
 
 def _tiles(record: StudyRecord, summary: Mapping[str, Any], regression: bool) -> str:
     if regression:
         name, value = "Mean squared error over the sites", decimal(summary.get("mean_mse"))
     else:
-        name = "Mean accuracy over the sites"
-        value = f"{percent(summary.get('mean_accuracy'))} <em>± {percent(summary.get('std_accuracy'))}</em>"
-    best = "lower is better" if regression else "± is the standard deviation between sites"
+        name, value = "Mean accuracy over the sites", percent(summary.get("mean_accuracy"))
+        if number(summary.get("std_accuracy")) is not None:
+            value += f" <em>± {percent(summary['std_accuracy'])}</em>"
+    best = "lower is better" if regression else "± is the standard deviation between sites" if "±" in value else ""
     if number(summary.get("global_accuracy")) is not None:
-        best += f"; the shared model alone reaches {percent(summary['global_accuracy'])}"
-    done = sum(entry.kind == "train" for entry in record.rounds)
+        best += f"{'; ' if best else ''}the shared model alone reaches {percent(summary['global_accuracy'])}"
+    training = [entry for entry in record.rounds if entry.kind == "train"]
     seconds = number(summary.get("seconds"))
-    each = f"{duration(seconds / done)} per round" if seconds is not None and done else ""
+    each = f"{duration(seconds / len(training))} per round" if seconds is not None and training else ""
+    again = sum(entry.attempts - 1 for entry in record.rounds)
+    tries = f"{count(again)} more attempt{'s' if again > 1 else ''} needed" if again else "each in one attempt"
     up, down = summary.get("bytes_up_per_node_round"), summary.get("bytes_down_per_node_round")
     tiles = (
         ("lead", name, value, best),
-        ("", "Rounds", f"{done} <em>of {record.planned_rounds}</em>", f"{len(record.roster)} sites enrolled"),
+        ("", "Rounds", f"{len(training)} <em>of {record.planned_rounds}</em>", tries if training else ""),
+        ("", "Sites that trained", *_participation(record, training)),
+        ("", "Differential privacy", *_privacy(summary)),
         ("", "Time", duration(seconds), each),
         ("", "Sent per site and round", size(up), f"{size(down)} received"),
     )
@@ -122,58 +165,101 @@ def _tiles(record: StudyRecord, summary: Mapping[str, Any], regression: bool) ->
     return f'<dl class="tiles">{cells}</dl>\n'
 
 
-# --- charts -----------------------------------------------------------------------------------------------
+def _participation(record: StudyRecord, training: Sequence[RoundRecord]) -> tuple[str, str]:
+    """How full the rounds were, and how many sites missed one."""
+    sites = tables.site_names(record)
+    if not training or not sites:
+        return DASH, f"{len(sites)} sites enrolled"
+    cohorts = [len(entry.cohort) for entry in training]
+    span = f"{min(cohorts)}–{max(cohorts)}" if min(cohorts) < max(cohorts) else str(cohorts[0])
+    short = len(sites) - len(set(sites).intersection(*(entry.cohort for entry in training)))
+    missed = f"{short} missed at least one round" if short else "every one in every round"
+    return f"{span} <em>of {len(sites)}</em>", missed
 
 
-def _measure_section(record: StudyRecord, *, regression: bool) -> str:
-    """Accuracy or error against completed rounds: round r measures the model it receives, so it is at r−1."""
-    measure: Literal["mse", "accuracy"] = "mse" if regression else "accuracy"
-    title = "Error (MSE) after each round" if regression else "Accuracy after each round"
-    series = [_site_series(record, name, measure) for name in tables.site_names(record)]
-    drawn = [line for line in series if line.known]
-    mean = Series(
-        name="mean",
-        points=tuple(
-            (entry.number - 1, number(entry.mean_mse if regression else entry.mean_accuracy)) for entry in record.rounds
-        ),
-    )
+def _privacy(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """The largest ε spent; "no DP" only where the summary says so."""
+    spent = [entry["epsilon"] for entry in summary.get("nodes") or () if "epsilon" in entry]
+    known = [value for value in map(number, spent) if value is not None]
+    if not spent:
+        return DASH, ""
+    if not known:
+        return "no DP", "the model may remember training data"
+    without = f", {len(spent) - len(known)} sites without" if len(known) < len(spent) else ""
+    return f"ε ≤ {decimal(max(known))}", f"the most any site spent{without}"
+
+
+# --- who took part ----------------------------------------------------------------------------------------
+
+
+def _cohort_section(record: StudyRecord) -> str:
+    title = "Who took part"
     if not record.rounds:
-        return _section(title, "", '<p class="empty">No round has been committed yet.</p>')
-    if not drawn and not mean.known:
-        return _section(title, "", '<p class="empty">No site shared this measure in this study.</p>')
-    text = _mse_text if regression else percent
-    label = _describe(title, mean, text, len(drawn))
-    charts = "".join(
-        line_chart(frame, series, mean, text=text, ceiling=None if regression else 1.0, label=label)
-        for frame in (WIDE, NARROW)
-    )
-    return _section(title, _measure_note(record, len(drawn)), f"<figure>{charts}</figure>")
+        return _section(title, "", _NO_ROUND)
+    note = "One column per round"
+    note += "; E is the closing evaluation." if any(entry.kind == "evaluate" for entry in record.rounds) else "."
+    return _section(title, note, tables.grid_key(record) + tables.cohort_grid(record) + tables.reason_table(record))
 
 
-def _site_series(record: StudyRecord, name: str, measure: Literal["mse", "accuracy"]) -> Series:
-    def value(node: NodeRound | None) -> float | None:
-        return None if node is None else number(node.mse if measure == "mse" else node.accuracy)
-
-    points = ((entry.number - 1, value(tables.by_name(entry).get(name))) for entry in record.rounds)
-    return Series(name=name, points=tuple(points))
+# --- how the model develops -------------------------------------------------------------------------------
 
 
-def _measure_note(record: StudyRecord, drawn: int) -> str:
-    note = (
-        "Every site tests the model it receives before it trains, so round r measures the result of round"
-        " r−1: 0 is the initial model"
-    )
+def _model_section(record: StudyRecord, *, regression: bool) -> str:
+    """The measures against completed rounds: round r measures the model it receives, so it is at r−1."""
+    title = "How the model develops"
+    if not record.rounds:
+        return _section(title, "", _NO_ROUND)
+    measures: tuple[Measure, ...] = ("mse", "loss") if regression else ("accuracy", "loss")
+    charts = "".join(_measure_chart(record, measure) for measure in measures)
+    if not charts:
+        return _section(title, "", '<p class="empty">No site shared a measurement in this study.</p>')
+    note = "Every site tests the model it receives, before it trains"
     if any(entry.kind == "evaluate" for entry in record.rounds):
-        note += ", and the last point is the closing evaluation of the final model"
-    note += ". A gap means that nothing was measured."
-    if not drawn:
-        note += " Sites shared only their mean."
-    if drawn > MOST_LABELS:
-        note += " There are too many sites to name their lines; the table below has each one's result."
-    return note
+        note += "; the last point is the closing evaluation of the final model"
+    note += ". Bold is the mean over the sites that took part"
+    if _shared_per_site(record):
+        note += ", thin lines are the sites; the highest and the lowest are named"
+    return _section(title, note + ". A gap means that nothing was measured.", f'<div class="charts">{charts}</div>')
 
 
-def _mse_text(value: float, decimals: int) -> str:
+def _measure_chart(record: StudyRecord, measure: Measure) -> str:
+    title = {"accuracy": "Accuracy", "mse": "Error (MSE)", "loss": "Loss"}[measure]
+    mean = _mean_series(record, measure)
+    sites = [line for line in _site_series(record, measure) if line.known]
+    if not mean.known and not sites:
+        return ""
+    text, ceiling = (percent, 1.0) if measure == "accuracy" else (_error_text, None)
+    label = _describe(f"{title} after each round", mean, text, len(sites))
+    drawn = "".join(line_chart(frame, sites, mean, text=text, ceiling=ceiling, label=label) for frame in FRAMES)
+    return _figure(f"{title} after each round", drawn)
+
+
+def _figure(title: str, drawn: str, key: str = "") -> str:
+    return f"<figure><figcaption>{title}{key}</figcaption>{drawn}</figure>"
+
+
+def _mean_series(record: StudyRecord, measure: Measure) -> Series:
+    points = ((entry.number - 1, number(getattr(entry, f"mean_{measure}"))) for entry in record.rounds)
+    return Series(name="mean", points=tuple(points))
+
+
+def _site_series(record: StudyRecord, measure: Measure) -> list[Series]:
+    def value(node: NodeRound | None) -> float | None:
+        return None if node is None else number(getattr(node, measure))
+
+    looked_up = [(entry.number - 1, tables.by_name(entry)) for entry in record.rounds]
+    return [
+        Series(name=name, points=tuple((at, value(nodes.get(name))) for at, nodes in looked_up))
+        for name in tables.site_names(record)
+    ]
+
+
+def _shared_per_site(record: StudyRecord) -> bool:
+    values = ((node.accuracy, node.loss, node.mse, node.samples) for entry in record.rounds for node in entry.nodes)
+    return any(number(value) is not None for shared in values for value in shared)
+
+
+def _error_text(value: float, decimals: int) -> str:
     """Fixed decimals for everyday errors, powers of ten where a model diverged or fits exactly."""
     return f"{value:.{decimals}f}" if decimals < 6 and abs(value) < 1e5 else f"{value:.3g}"
 
@@ -189,68 +275,125 @@ def _describe(title: str, mean: Series, text: Callable[[float, int], str], sites
     )
 
 
-def _traffic_section(record: StudyRecord) -> str:
-    title = "Bytes per round"
+# --- sites ------------------------------------------------------------------------------------------------
+
+
+def _site_section(record: StudyRecord, summary: Mapping[str, Any], study: Study | None, *, regression: bool) -> str:
+    measure: Measure = "mse" if regression else "accuracy"
+    lines: dict[str, str] | None = None
+    if _shared_per_site(record):
+        mean = _mean_series(record, measure)
+        sites = [line for line in _site_series(record, measure) if line.known]
+        values = [value for line in (*sites, mean) for _, value in line.known]
+        text = percent if measure == "accuracy" else _error_text
+        lines = {line.name: sparkline(line, mean, low=min(values), high=max(values), text=text) for line in sites}
+    note = _sharing(record, study, lines is not None) + (
+        " ε is what a site's differential privacy spent; “no DP” means that it used none, not that ε is 0."
+    )
+    return _section("Sites", note, tables.site_table(record, summary, regression=regression, lines=lines))
+
+
+def _sharing(record: StudyRecord, study: Study | None, per_site: bool) -> str:
+    """What the sites let be seen, said plainly."""
+    if per_site:
+        return "The last measurements each site shared; beside its line, in grey, the mean."
+    share = study.metrics.share if study else "aggregate" if _mean_known(record) else "none"
+    if share == "none":
+        return "The sites share no measurements, not even their mean: how each one does is known only to itself."
+    if share == "aggregate":
+        return "The sites share only the aggregate: how each one does is known only to itself."
+    return "No site has shared a measurement so far."
+
+
+def _mean_known(record: StudyRecord) -> bool:
+    return any(_mean_series(record, measure).known for measure in ("accuracy", "loss", "mse"))
+
+
+# --- what it cost -----------------------------------------------------------------------------------------
+
+
+def _cost_section(record: StudyRecord, *, regression: bool) -> str:
+    title = "What each round cost"
+    if not record.rounds:
+        return _section(title, "", _NO_ROUND)
+    note = "Time is that of the attempt that succeeded."
+    if any(entry.blocks_kept for entry in record.rounds):
+        note += (
+            " Blocks kept are parts of the model with fewer contributors than their minimum: they were never opened"
+            " and stayed as they were."
+        )
+    charts = f'<div class="charts">{_time_chart(record)}{_traffic_chart(record)}</div>'
+    return _section(title, note, charts + tables.round_table(record, regression=regression))
+
+
+def _time_chart(record: StudyRecord) -> str:
+    longest = max(entry.seconds for entry in record.rounds)
+    if not longest > 0:
+        return ""
+    scale, unit = next((scale, unit) for scale, unit in _UNITS if longest >= 2 * scale or scale == 1)
     bars = [
         Bar(
-            label=tables.round_label(entry),
-            tick="final" if entry.kind == "evaluate" else str(entry.number),
-            up=entry.bytes_up,
-            down=entry.bytes_down,
+            tip=f"{tables.round_label(entry)}: {duration(entry.seconds)}, {entry.attempts} attempt(s)",
+            tick=_tick(entry),
+            above=entry.seconds / scale,
+            marked=entry.attempts > 1,
         )
         for entry in record.rounds
     ]
-    up, down = sum(bar.up for bar in bars), sum(bar.down for bar in bars)
-    if not up + down:
-        return _section(title, "", '<p class="empty">No bytes were exchanged.</p>')
+    again = sum(bar.marked for bar in bars)
+    label = f"Time per round: {duration(longest)} at most; {again} rounds needed more than one attempt."
+    drawn = "".join(bar_chart(frame, bars, text=lambda value: f"{value:g} {unit}", label=label) for frame in FRAMES)
+    key = '<span><i class="box again"></i>more than one attempt</span>' if again else ""
+    return _figure("Time per round", drawn, key)
+
+
+def _traffic_chart(record: StudyRecord) -> str:
+    bars = []
+    for entry in record.rounds:
+        up, down = (value or 0.0 for value in tables.bytes_per_site(entry))
+        tip = f"{tables.round_label(entry)}: {size(up)} up, {size(down)} down per site"
+        bars.append(Bar(tip=tip, tick=_tick(entry), above=up, below=down))
+    if not any(bar.above + bar.below for bar in bars):
+        return _figure("Bytes per site", '<p class="empty">No bytes were exchanged.</p>')
+    up, down = sum(entry.bytes_up for entry in record.rounds), sum(entry.bytes_down for entry in record.rounds)
+    label = f"Bytes per site and round; all together {size(up)} up and {size(down)} down."
+    drawn = "".join(bar_chart(frame, bars, text=size, label=label) for frame in FRAMES)
     key = (
-        '<ul class="key">'
-        f'<li><i class="box"></i><span><b>Up</b>, sites to coordinator, above the line<small>{size(up)}'
-        '</small></span></li><li><i class="box below"></i><span><b>Down</b>, coordinator to sites, below it'
-        f"<small>{size(down)}</small></span></li>"
-        "</ul>"
+        f'<span><i class="box"></i>sent, {size(up)} in all</span>'
+        f'<span><i class="box below"></i>received, {size(down)} in all</span>'
     )
-    label = f"{title}, all sites together: {size(up)} up and {size(down)} down in total."
-    charts = "".join(bar_chart(frame, bars, label=label) for frame in (WIDE, NARROW))
-    return _section(title, "All sites together.", f"{key}<figure>{charts}</figure>")
+    return _figure("Bytes per site", drawn, key)
 
 
-def _cohort_section(record: StudyRecord) -> str:
-    title = "Who took part"
-    if not record.rounds:
-        return _section(title, "", '<p class="empty">No round has been committed yet.</p>')
-    note = "E is the closing evaluation." if any(entry.kind == "evaluate" for entry in record.rounds) else ""
-    return _section(title, note, tables.grid_key(record) + tables.cohort_grid(record))
+def _tick(entry: RoundRecord) -> str:
+    return "E" if entry.kind == "evaluate" else str(entry.number)
 
 
-# --- tables -----------------------------------------------------------------------------------------------
+# --- what next --------------------------------------------------------------------------------------------
 
 
-def _site_note(regression: bool) -> str:
-    measure = "error" if regression else "accuracy"
-    return (
-        f"The last {measure} and loss each site shared. ε is what the site's differential privacy spent;"
-        " “no DP” means that it used none, not that ε is 0."
-    )
+def _next_section(steps: Sequence[Step]) -> str:
+    if not steps:
+        return ""
+    items = "".join(f"<li>{escape(step.why)}<pre>{escape(step.command)}</pre></li>" for step in steps)
+    return _section("What next", "", f'<ul class="steps">{items}</ul>')
 
 
-def _rounds_section(record: StudyRecord, *, regression: bool) -> str:
-    if not record.rounds:
-        return _section("Rounds", "", '<p class="empty">No round has been committed yet.</p>')
-    note = (
-        "Blocks kept are parts of the model with fewer contributors than their minimum: they were never"
-        " opened and stayed as they were."
-    )
-    return _section("Rounds", note, tables.round_table(record, regression=regression))
-
-
-def _facts(record: StudyRecord, summary: Mapping[str, Any]) -> str:
+def _facts(record: StudyRecord, summary: Mapping[str, Any], study: Study | None) -> str:
     shared = f"{count(record.shared_parameters)} of {count(record.parameters)}" if record.parameters else DASH
     facts: Sequence[tuple[str, str]] = (
-        ("Study id", escape(record.study_id) or DASH),
+        ("Study hash", f"<code>{escape(record.study_id)}</code>" if record.study_id else DASH),
         ("Engine", escape(summary.get("engine") or DASH)),
         ("Parameters shared", shared),
         ("Combinations opened", count(summary.get("combinations_opened", record.combinations_opened))),
+        ("Measurements shared", escape(study.metrics.share) if study else DASH),
+        ("Software", f"secure-fl {secure_fl.__version__}"),
     )
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
-    return _section("Details", "", f'<dl class="facts">{cells}</dl>')
+    folded = f"<details><summary>The study file</summary><pre>{_study_file(study)}</pre></details>" if study else ""
+    return _section("Settings", "", f'<dl class="facts">{cells}</dl>{folded}')
+
+
+def _study_file(study: Study) -> str:
+    """The study as TOML, line by line: escaping would make one line of it."""
+    return "\n".join(map(escape, tomli_w.dumps(study.to_table()).splitlines()))

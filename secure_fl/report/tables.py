@@ -1,4 +1,4 @@
-"""The tables of the report: who took part when, every site, every round, and why sites were missing."""
+"""The tables of the report: who took part when, why sites were missing, every site, every round."""
 
 from __future__ import annotations
 
@@ -6,12 +6,27 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from secure_fl.errors import SecureFLError, by_code
 from secure_fl.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.report.text import DASH, count, decimal, duration, escape, number, percent, ranges, size
 
-# Outcome → class of its cell. Each class has its own shape in the style sheet, not only its own colour.
-CELLS: Mapping[str, str] = {"took part": "t", "dropped": "d", "sat out": "s", "absent": "a"}
-_ROOMY, _FEW_ROUNDS = 21, 31
+# Outcome → class of its cell, and what it means. Each class has its own shape, not only its own colour.
+OUTCOMES: Mapping[str, tuple[str, str]] = {
+    "took part": ("t", "its update is in the sum"),
+    "dropped": ("d", "started, then was lost"),
+    "sat out": ("s", "connected, did not train"),
+    "absent": ("a", "not connected"),
+}
+_WIDTHS = ((21, "roomy"), (31, "few"), (64, "some"))  # up to so many rounds, cells of this width still fit
+
+# What stands for a missing site, in words, where the error behind a code would speak of a message instead.
+_MISSING = {
+    "absent": ("It was not connected when the round began.", ""),
+    "dropped": ("No reason was recorded.", ""),
+    "sat out": ("No reason was recorded.", ""),
+    "LateMessage": ("It did not answer in time.", "if this repeats, raise rounds.deadline or rounds.phase_deadline"),
+    "NotConnected": ("It lost its connection.", "if this repeats, look at the site's network and its log"),
+}
 
 
 def site_names(record: StudyRecord) -> tuple[str, ...]:
@@ -32,30 +47,47 @@ def round_label(entry: RoundRecord) -> str:
     return "closing evaluation" if entry.kind == "evaluate" else f"round {entry.number}"
 
 
+def plain_reason(code: str) -> str:
+    """An error code in words, with what helps against it; text that is no code stays as it is."""
+    cls = by_code(code)
+    if code in _MISSING:
+        words, advice = _MISSING[code]
+    elif cls is SecureFLError:
+        return escape(code) or DASH
+    else:
+        words, advice = cls.__doc__ or code, cls.advice
+    return f"{escape(words)}" + (f"<small>{escape(advice)}</small>" if advice else "")
+
+
+# --- who took part ----------------------------------------------------------------------------------------
+
+
 def cohort_grid(record: StudyRecord) -> str:
     """Sites × rounds: took part, dropped, sat out, absent, or "–" where the record says nothing."""
-    few = len(record.rounds) <= _FEW_ROUNDS
-    every = 1 if few else 10
-    css = " few roomy" if len(record.rounds) <= _ROOMY else " few" if few else ""
-    head = "".join(_grid_head(entry, every) for entry in record.rounds)
-    looked_up = [(round_label(entry), by_name(entry)) for entry in record.rounds]
-    training = sum(entry.kind == "train" for entry in record.rounds)
+    rounds = record.rounds
+    css = next((css for most, css in _WIDTHS if len(rounds) <= most), "many")
+    every = {"roomy": 1, "few": 1, "some": 5}.get(css, 20)
+    # A number too close to the end would run into the closing E.
+    head = "".join(_grid_head(entry, every, room=len(rounds) - index > every / 3) for index, entry in enumerate(rounds))
+    looked_up = [(round_label(entry), by_name(entry)) for entry in rounds]
+    training = [by_name(entry) for entry in rounds if entry.kind == "train"]
     rows = []
     for name in site_names(record):
-        taken = sum(entry.kind == "train" and name in entry.cohort for entry in record.rounds)
+        taken = sum(name in nodes and nodes[name].outcome == "took part" for nodes in training)
         cells = "".join(_grid_cell(name, label, nodes.get(name)) for label, nodes in looked_up)
-        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}<td class="total">{taken} of {training}</td></tr>')
+        missed = ' class="total short"' if taken < len(training) else ' class="total"'
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}<td{missed}>{taken} of {len(training)}</td></tr>')
     return _scroll(
         "Who took part in which round",
-        f'<table class="grid{css}"><thead><tr><th scope="col">Site</th>{head}'
+        f'<table class="grid {css}"><thead><tr><th scope="col">Site</th>{head}'
         f'<th scope="col" class="total">Trained</th></tr></thead><tbody>{"".join(rows)}</tbody></table>',
     )
 
 
-def _grid_head(entry: RoundRecord, every: int) -> str:
+def _grid_head(entry: RoundRecord, every: int, *, room: bool) -> str:
     if entry.kind == "evaluate":
         return '<th scope="col" title="closing evaluation"><b>E<span>, closing evaluation</span></b></th>'
-    if entry.number % every == 0 or entry.number == 1:
+    if room and (entry.number % every == 0 or entry.number == 1):
         return f'<th scope="col"><b>{entry.number}</b></th>'
     return f'<th scope="col"><span>{entry.number}</span></th>'
 
@@ -64,44 +96,78 @@ def _grid_cell(name: str, label: str, node: NodeRound | None) -> str:
     if node is None:
         return f'<td class="u">{DASH}</td>'
     reason = f" ({node.reason})" if node.reason else ""
-    title = escape(f"{name}, {label}: {node.outcome}{reason}")
-    return f'<td class="{CELLS.get(node.outcome, "u")}" title="{title}"><span>{escape(node.outcome)}</span></td>'
+    title = escape(f"{name}, {label}: {node.outcome}{reason}, {size(node.bytes_up)} up, {size(node.bytes_down)} down")
+    css, _ = OUTCOMES.get(node.outcome, ("u", ""))
+    return f'<td class="{css}" title="{title}"><span>{escape(node.outcome)}</span></td>'
 
 
 def grid_key(record: StudyRecord) -> str:
     """What the shapes of the grid mean, and how often each occurs."""
     tally = Counter[str](node.outcome for entry in record.rounds for node in entry.nodes)
-    meaning = {
-        "took part": "its update is in the sum",
-        "dropped": "started, then was lost",
-        "sat out": "connected, did not train",
-        "absent": "not connected",
-    }
     items = "".join(
-        f'<li><i class="{css}"></i><span><b>{outcome}</b> × {count(tally[outcome])}'
-        f"<small>{meaning[outcome]}</small></span></li>"
-        for outcome, css in CELLS.items()
+        f'<li><i class="{css}"></i><span><b>{outcome}</b> × {count(tally[outcome])}<small>{meaning}</small></span></li>'
+        for outcome, (css, meaning) in OUTCOMES.items()
     )
     return f'<ul class="key cells">{items}</ul>'
 
 
-def site_table(record: StudyRecord, summary: Mapping[str, Any], *, regression: bool) -> str:
-    """One row per site, from the summary; a site it does not name is all "–"."""
-    entries = {str(entry.get("name")): entry for entry in summary.get("nodes") or ()}
-    names = dict.fromkeys((*site_names(record), *entries))
-    measure = "MSE" if regression else "Accuracy"
+def reason_table(record: StudyRecord) -> str:
+    """Why sites did not take part: one row per kind of reason, the most frequent first."""
+    gathered: dict[tuple[str, str], dict[str, list[RoundRecord]]] = {}
+    for entry in record.rounds:
+        for node in entry.nodes:
+            if node.outcome != "took part":
+                gathered.setdefault((node.outcome, node.reason), {}).setdefault(node.name, []).append(entry)
+    if not gathered:
+        return '<p class="empty">Every site took part in every round.</p>'
     rows = []
-    for name in names:
-        entry = entries.get(name, {})
-        value = decimal(_last_mse(record, name)) if regression else percent(entry.get("accuracy"))
+    for (outcome, reason), sites in sorted(gathered.items(), key=lambda item: -_times(item[1])):
+        who = "".join(f"<li><b>{escape(name)}</b> {_when(entries)}</li>" for name, entries in sorted(sites.items()))
         rows.append(
-            f'<th scope="row">{escape(name)}</th><td>{count(entry.get("samples"))}</td><td>{value}</td>'
-            f"<td>{decimal(entry.get('loss'))}</td><td>{_epsilon(entry)}</td>"
-            f"<td>{size(entry.get('bytes_up'))}</td><td>{size(entry.get('bytes_down'))}</td>"
-            f"<td>{count(entry.get('rounds_taken'))}</td><td>{count(entry.get('dropped'))}</td>"
+            f'<th scope="row">{escape(outcome)}</th><td>{_times(sites)} ×</td>'
+            f'<td class="words">{plain_reason(reason or outcome)}</td><td class="words"><ul>{who}</ul></td>'
         )
-    heads = ("Site", "Samples", measure, "Loss", "Privacy ε", "Bytes up", "Bytes down", "Rounds", "Dropped")
-    return _table("Every site", heads, rows)
+    heads = ("Outcome", "How often", "Why", "Which site, in which rounds")
+    return _table("Why sites were missing", heads, rows, css="tall", words=(2, 3))
+
+
+def _times(sites: Mapping[str, Sequence[RoundRecord]]) -> int:
+    return sum(map(len, sites.values()))
+
+
+def _when(entries: Sequence[RoundRecord]) -> str:
+    """The rounds as ranges, the closing evaluation as the E of the grid."""
+    numbers = ranges(entry.number for entry in entries if entry.kind == "train")
+    return ", ".join(filter(None, (numbers, "E" if any(entry.kind == "evaluate" for entry in entries) else "")))
+
+
+# --- sites and rounds -------------------------------------------------------------------------------------
+
+
+def site_table(
+    record: StudyRecord, summary: Mapping[str, Any], *, regression: bool, lines: Mapping[str, str] | None
+) -> str:
+    """One row per site, from the summary; `lines` draws each site's development, None where sites share nothing."""
+    entries = {str(entry.get("name")): entry for entry in summary.get("nodes") or ()}
+    rows = []
+    for name in dict.fromkeys((*site_names(record), *entries)):
+        entry = entries.get(name, {})
+        row = f'<th scope="row">{escape(name)}</th>'
+        if lines is not None:
+            value = decimal(_last_mse(record, name)) if regression else percent(entry.get("accuracy"))
+            row += (
+                f'<td class="drawn">{lines.get(name) or DASH}</td><td>{value}</td>'
+                f"<td>{decimal(entry.get('loss'))}</td><td>{count(entry.get('samples'))}</td>"
+            )
+        rows.append(
+            f"{row}<td>{_epsilon(entry)}</td><td>{count(entry.get('rounds_taken'))}</td>"
+            f"<td>{count(entry.get('dropped'))}</td><td>{size(entry.get('bytes_up'))}</td>"
+            f"<td>{size(entry.get('bytes_down'))}</td>"
+        )
+    measure = "MSE" if regression else "Accuracy"
+    shared = () if lines is None else ("Over the rounds", measure, "Loss", "Samples")
+    heads = ("Site", *shared, "Privacy ε", "Rounds trained", "Dropped or sat out", "Sent", "Received")
+    return _table("Every site", heads, rows, words=() if lines is None else (1,))
 
 
 def _last_mse(record: StudyRecord, name: str) -> float | None:
@@ -125,51 +191,37 @@ def round_table(record: StudyRecord, *, regression: bool) -> str:
     """One row per round; the measure names the model it belongs to, which is the one before."""
     total = len(site_names(record))
     shown: Callable[[Any], str] = decimal if regression else percent
-    none = '<span class="quiet">none</span>'
+    kept_any = any(entry.blocks_kept for entry in record.rounds)
     rows = []
     for entry in record.rounds:
         label = "Closing evaluation" if entry.kind == "evaluate" else str(entry.number)
+        up, down = bytes_per_site(entry)
         value = shown(entry.mean_mse if regression else entry.mean_accuracy)
-        kept = ", ".join(escape(block) for block in entry.blocks_kept)
+        kept = ", ".join(escape(block) for block in entry.blocks_kept) or DASH
         rows.append(
             f'<th scope="row">{label}</th><td>{len(entry.cohort)} of {total}</td>'
             f"<td>{count(entry.attempts)}</td><td>{duration(entry.seconds)}</td>"
-            f"<td>{size(entry.bytes_up)}</td><td>{size(entry.bytes_down)}</td>"
-            f'<td>{value}</td><td class="next">after round {entry.number - 1}</td>'
-            f'<td class="words">{kept or none}</td>'
+            f"<td>{size(up)}</td><td>{size(down)}</td><td>{size(entry.bytes_up)}</td><td>{size(entry.bytes_down)}</td>"
+            f"<td>{value}</td><td>{decimal(entry.mean_loss)}</td>"
+            f'<td class="quiet">{"initial" if entry.number == 1 else f"round {entry.number - 1}"}</td>'
+            + (f'<td class="words">{kept}</td>' if kept_any else "")
         )
     measure = "Mean MSE" if regression else "Mean accuracy"
-    heads = ("Round", "Cohort", "Attempts", "Time", "Bytes up", "Bytes down", measure, "of the model")
-    return _table("Every round", (*heads, "Blocks kept"), rows, css="tall", left=(7, 8))
+    heads = ("Round", "Sites", "Attempts", "Time", "Sent per site", "Received per site", "Sent", "Received")
+    heads += (measure, "Mean loss", "of model", *(("Blocks kept",) if kept_any else ()))
+    return _table("Every round", heads, rows, css="tall", words=(11,))
 
 
-def reason_table(record: StudyRecord) -> str:
-    """Why sites did not take part, with equal reasons of one site gathered."""
-    gathered: dict[tuple[str, str, str], list[RoundRecord]] = {}
-    for entry in record.rounds:
-        for node in entry.nodes:
-            if node.outcome != "took part":
-                gathered.setdefault((node.name, node.outcome, node.reason), []).append(entry)
-    if not gathered:
-        return '<p class="empty">Every site took part in every round.</p>'
-    order = {name: index for index, name in enumerate(site_names(record))}
-    rows = []
-    for name, outcome, reason in sorted(gathered, key=lambda key: (order[key[0]], key[1:])):
-        entries = gathered[name, outcome, reason]
-        when = ranges(entry.number for entry in entries if entry.kind == "train")
-        closing = "closing evaluation" if any(entry.kind == "evaluate" for entry in entries) else ""
-        rows.append(
-            f'<th scope="row">{escape(name)}</th><td class="words">{escape(outcome)}</td>'
-            f'<td class="words">{", ".join(filter(None, (when, closing)))}</td>'
-            f'<td class="words">{escape(reason) or DASH}</td>'
-        )
-    return _table("Why sites were missing", ("Site", "What happened", "Rounds", "Reason"), rows, left=(1, 2, 3))
+def bytes_per_site(entry: RoundRecord) -> tuple[float | None, float | None]:
+    """Mean bytes up and down over the sites that exchanged any; None where nobody did."""
+    active = sum(node.bytes_up + node.bytes_down > 0 for node in entry.nodes)
+    return (entry.bytes_up / active, entry.bytes_down / active) if active else (None, None)
 
 
-def _table(caption: str, heads: Sequence[str], rows: Sequence[str], *, css: str = "", left: Sequence[int] = ()) -> str:
-    """A table of numbers; the columns `left` hold words and are aligned as such."""
+def _table(caption: str, heads: Sequence[str], rows: Sequence[str], *, css: str = "", words: Sequence[int] = ()) -> str:
+    """A table of numbers; the columns `words` hold words and are aligned as such."""
     mark = ' class="words"'
-    head = "".join(f'<th scope="col"{mark if index in left else ""}>{text}</th>' for index, text in enumerate(heads))
+    head = "".join(f'<th scope="col"{mark if index in words else ""}>{text}</th>' for index, text in enumerate(heads))
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return _scroll(
         caption,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 DASH = "–"
+_BROAD = frozenset("mwMW@%&<>=+#~")
 
 # Controls, lone surrogates and unassigned code points are not valid in a page; bidirectional overrides
 # are valid but would let one site's name rewrite how its neighbours read.
@@ -34,15 +35,15 @@ def _visible(character: str) -> str:
 
 def fit(name: str, columns: int) -> str:
     """Shorten a name to about `columns` characters, keeping both ends: sites often differ in the last one."""
-    if _width(name) <= columns:
+    if width(name) <= columns:
         return name
     head, tail = "", ""
     room = columns - 1
     start, end = 0, len(name) - 1
     while start <= end:
-        from_tail = _width(tail) <= _width(head)
+        from_tail = width(tail) <= width(head)
         character = name[end] if from_tail else name[start]
-        if _width(head) + _width(tail) + _width(character) > room:
+        if width(head) + width(tail) + width(character) > room:
             break
         if from_tail:
             tail, end = character + tail, end - 1
@@ -51,8 +52,9 @@ def fit(name: str, columns: int) -> str:
     return f"{head}…{tail}"
 
 
-def _width(text: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+def width(text: str) -> int:
+    """About how many columns a text takes in a proportional font; a broad character counts as two."""
+    return sum(2 if character in _BROAD or not character.isascii() else 1 for character in text)
 
 
 def number(value: Any) -> float | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import shutil
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from secure_fl.events import Listener
 from secure_fl.files import write_atomically
 from secure_fl.protect.base import RequestKind
 from secure_fl.record import StudyRecord
-from secure_fl.report import render
+from secure_fl.report import Step, render
 from secure_fl.settings import require_known
 from secure_fl.simulation.engines import last_complaint, run_processes, run_threads
 from secure_fl.simulation.summary import summarise
@@ -47,9 +49,27 @@ def run(
     if study.make_strategy().has_global_model:
         checkpoints = workspace.study_state / "checkpoints"
         shutil.copyfile(max(checkpoints.glob("*.safetensors")), folder / "model.safetensors")
-    write_atomically(report, render(record, summary).encode("utf-8"))
+    page = render(record, summary, workspace.study, steps=next_steps(engine, policy), written=datetime.now(UTC))
+    write_atomically(report, page.encode())
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return record, summary
+
+
+def next_steps(engine: str, policy: Mapping[str, Any]) -> tuple[Step, ...]:
+    """How to repeat a run, for its report. A policy is no part of the study, so it has to be named again."""
+    again = ["secure-fl", "run", "study.toml", "--engine", engine, "--out", "again"]
+    for key, value in policy.items():
+        again += ["--set", f"policy.{key}={json.dumps(value)}"]
+    return (
+        Step(
+            why="Run it again in this page's folder: the same seed gives the same partition, model and batches.",
+            command=shlex.join(again),
+        ),
+        Step(
+            why="Read what this study would mean for a real site: what leaves it, and who learns what.",
+            command="secure-fl study show study.toml",
+        ),
+    )
 
 
 def _load_record(workspace: Workspace) -> StudyRecord | None:

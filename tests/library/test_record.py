@@ -52,6 +52,7 @@ records = st.builds(
     outcome=st.sampled_from(["running", "finished", "aborted"]),
     parameters=counts,
     rounds=st.lists(rounds, max_size=3).map(tuple),
+    settings=st.text(max_size=5),
 )
 
 

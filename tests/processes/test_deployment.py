@@ -149,6 +149,12 @@ def test_a_study_is_submitted_approved_finished_and_exported_by_the_documented_c
         assert "version 3" in secure_fl("study", "export", study_id, "--out", "model.safetensors", cwd=lead)
         assert load((lead / "model.safetensors").read_bytes())
         assert study_id in (lead / "model.md").read_text()
+        assert f"secure-fl study report {study_id}" in secure_fl("study", "status", study_id, cwd=lead)
+        assert "3 of 3 rounds, finished" in secure_fl("study", "report", study_id, "--out", "page.html", cwd=lead)
+        page = (lead / "page.html").read_text()
+        assert all(f"<title>{site}" not in page for site in SITES)  # by default sites share their mean only
+        for expected in ("The sites share only the aggregate", f"study export {study_id}", "[study.roster]", *SITES):
+            assert expected in page
         assert "aborted" in secure_fl("study", "stop", other_id, cwd=lead)
         assert made.status(other_id)["reason"] == "StudyStopped"
         known = json.loads(secure_fl("node", "status", "node.toml", "--json", cwd=tmp_path / SITES[0]))

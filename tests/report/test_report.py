@@ -5,17 +5,26 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shlex
 import time
 import xml.etree.ElementTree as ET
+from dataclasses import replace
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any, Literal
 
 import pytest
 
+import secure_fl
+from secure_fl import protect
+from secure_fl.protect.base import RequestKind
 from secure_fl.record import NodeRound, RoundRecord, StudyRecord
-from secure_fl.report import render
+from secure_fl.report import Step, render
 from secure_fl.report.charts import nice_step, spread
 from secure_fl.report.text import duration, escape, fit, ranges, size
+from secure_fl.settings import set_dotted
+from secure_fl.simulation.run import next_steps
+from secure_fl.study import Study
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror='alert(2)'>&\x00\ud800\u202e"
@@ -157,12 +166,13 @@ def summary(record: StudyRecord, **changes: Any) -> dict[str, Any]:
 
 def drawings(page: str) -> list[ET.Element]:
     """The page's charts, parsed as XML."""
-    return [ET.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)]  # noqa: S314
+    return [ET.fromstring(svg) for svg in re.findall(r'<svg class="chart.*?</svg>', page, flags=re.DOTALL)]  # noqa: S314
 
 
 def rows(page: str, region: str) -> list[list[str]]:
     """The cells of one table's body."""
     table = page.split(f'aria-label="{region}"', 1)[1].split("</table>", 1)[0].split("<tbody>", 1)[1]
+    table = re.sub(r"<svg.*?</svg>", "drawn", table)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("</tr>")[:-1]]
     return [[re.sub(r"<[^>]*>", "", cell) for cell in row] for row in cells]
 
@@ -243,11 +253,12 @@ def test_null_is_a_dash_and_never_zero() -> None:
     record = study(share="none")
     nothing = dict.fromkeys(summary(record))
     page = render(record, {**nothing, "nodes": [{**dict.fromkeys(summary(record)["nodes"][0]), "name": "site-00"}]})
-    assert "– ± –" in Page(page).text
-    assert rows(page, "Every site")[0] == ["site-00", "–", "–", "–", "no DP", "–", "–", "–", "–"]
-    assert rows(page, "Every site")[1] == ["site-01", *["–"] * 8]  # not in the summary: not even "no DP"
-    assert [row[6] for row in rows(page, "Every round")] == ["–"] * 4
-    assert "No site shared this measure" in page
+    assert "Mean accuracy over the sites – Rounds" in Page(page).text
+    assert rows(page, "Every site")[0] == ["site-00", "no DP", "–", "–", "–", "–"]
+    assert rows(page, "Every site")[1] == ["site-01", *["–"] * 5]  # not in the summary: not even "no DP"
+    assert [row[8] for row in rows(page, "Every round")] == ["–"] * 4
+    assert "No site shared a measurement" in page
+    assert "The sites share no measurements, not even their mean" in page
     assert "0.0%" not in page
 
 
@@ -255,7 +266,7 @@ def test_values_that_are_not_finite_count_as_unknown() -> None:
     record = study()
     page = render(record, summary(record, mean_accuracy=math.nan, seconds=math.inf))
     assert "– ± 3.1%" in Page(page).text
-    assert rows(render(record, {}), "Every site")[0][1:] == ["–"] * 8
+    assert rows(render(record, {}), "Every site")[0][1:] == ["drawn", *["–"] * 8]
 
 
 def test_headline_tells_the_result() -> None:
@@ -274,11 +285,15 @@ def test_headline_tells_the_result() -> None:
         assert expected in text
 
 
-@pytest.mark.parametrize(("protection", "warned"), [("none", True), ("masked", False), ("ckks", False)])
-def test_unprotected_study_is_marked(protection: str, warned: bool) -> None:
+@pytest.mark.parametrize("protection", [*protect.known(), "from-another-version"])
+def test_the_protection_says_in_its_own_words_what_it_means(protection: str) -> None:
     record = study(protection=protection)
     text = Page(render(record, summary(record))).text
-    assert ("The coordinator saw every site's update in the clear; use only for tests." in text) is warned
+    known = protection in protect.known()
+    said = protect.resolve(protection).explain(RequestKind.SUM)[0] if known else "cannot say what it hides"
+    assert said in text
+    unsafe = known and protect.resolve(protection).coordinator_sees_updates
+    assert ("Not protected" in text) is unsafe
 
 
 def test_aborted_and_running_studies_say_so() -> None:
@@ -292,15 +307,16 @@ def test_accuracy_belongs_to_the_round_before() -> None:
     record = study(rounds=3)
     page = render(record, summary(record))
     # Round 1 receives the initial model; the closing evaluation, number 4, measures the result of round 3.
-    measured = [(row[0], row[6], row[7]) for row in rows(page, "Every round")]
-    assert measured[0] == ("1", "10.0%", "after round 0")
-    assert measured[-1] == ("Closing evaluation", "77.5%", "after round 3")
+    measured = [(row[0], row[8], row[10]) for row in rows(page, "Every round")]
+    assert measured[0] == ("1", "10.0%", "initial")
+    assert measured[-1] == ("Closing evaluation", "77.5%", "round 3")
     chart = drawings(page)[0]
     assert [tick.text for tick in chart.iter("text") if tick.get("class") == "tick mid"] == [
         "0",
         "1",
         "2",
         "3",
+        "after round (0 = initial model)",
     ]
     assert "from 10.00% after round 0 to 77.50% after round 3" in (chart.get("aria-label") or "")
 
@@ -324,18 +340,77 @@ def test_cohort_grid_says_in_words_who_was_missing() -> None:
     assert grid[1] == ["site-01", "took part", "dropped", "took part", "took part", "2 of 3"]
     assert grid[2][2] == "sat out"
     assert rows(page, "Why sites were missing") == [
-        ["site-01", "dropped", "2", "deadline passed"],
-        ["site-02", "sat out", "2", "deadline passed"],
+        ["dropped", "1 ×", "deadline passed", "site-01 2"],
+        ["sat out", "1 ×", "deadline passed", "site-02 2"],
     ]
+    assert "site-01, round 2: dropped (deadline passed), 0 B up, 400 kB down" in page
+    assert "2–4 of 4 2 missed at least one round" in Page(page).text
+
+
+def test_codes_become_words_and_equal_reasons_one_row() -> None:
+    record = study(rounds=3, text="NonFiniteUpdate")
+    late = replace(record.rounds[2].nodes[3], outcome="dropped", reason="LateMessage")
+    gone = replace(record.rounds[3].nodes[3], outcome="absent", reason="")
+    *first, third, closing = record.rounds
+    third = replace(third, nodes=(*third.nodes[:3], late))
+    closing = replace(closing, nodes=(*closing.nodes[:3], gone))
+    page = render(replace(record, rounds=(*first, third, closing)), summary(record))
+    table = rows(page, "Why sites were missing")
+    assert [row[0] for row in table] == ["dropped", "sat out", "dropped", "absent"]
+    assert table[0][2].startswith("Training produced NaN or infinity")
+    assert table[2][2].startswith("It did not answer in time.")
+    assert table[3][2:] == ["It was not connected when the round began.", "site-03 E"]
+
+
+def test_settings_steps_and_date_are_on_the_page() -> None:
+    settings = Study.parse({"study": {"name": "sepsis", "seed": 4711}, "metrics": {"share": "aggregate"}})
+    steps = (Step(why="Once <more>", command="secure-fl run 'a & b.toml'"),)
+    record = study(share="aggregate")
+    written = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    text = Page(render(record, summary(record), settings, steps=steps, written=written)).text
+    for expected in (
+        "Seed 4711",
+        "[protection] kind = ",
+        "Once <more> secure-fl run 'a & b.toml'",
+        f"Written by secure-fl {secure_fl.__version__} on 2026-01-02 at 03:04 UTC",
+        "Study hash 0123abcd",
+        "ε ≤ 2.5 the most any site spent, 3 sites without",
+        "The sites share only the aggregate",
+    ):
+        assert expected in text
+    assert "thin lines are the sites" not in text
+
+
+def test_a_run_is_repeated_with_its_policy() -> None:
+    policy = {"protections": ["none"], "metrics": "aggregate", "colluders": 2, "note": 'it\'s "quoted"'}
+    words = shlex.split(next_steps("threads", policy)[0].command)
+    assert words[:3] == ["secure-fl", "run", "study.toml"]
+    table: dict[str, Any] = {}
+    for before, word in itertools.pairwise(words):
+        if before == "--set":
+            set_dotted(table, word)
+    assert table == {"policy": policy}
+
+
+def test_cost_is_per_site_and_marks_repeated_attempts() -> None:
+    record = study(rounds=3)
+    again = replace(record.rounds[1], attempts=3, seconds=200.0)
+    page = render(replace(record, rounds=(record.rounds[0], again, *record.rounds[2:])), summary(record))
+    time_chart, traffic = (drawings(page)[2 * index] for index in (1, 2))
+    assert [bar.get("class") for bar in time_chart.iter("rect")] == ["up", "again", "up", "up"]
+    assert "3 min" in {tick.text for tick in time_chart.iter("text")}
+    assert [title.text for title in traffic.iter("title")][1] == "round 2: 600 kB up, 400 kB down per site"
+    assert "2 more attempts needed" in Page(page).text
 
 
 def test_tables_show_units_and_blocks_kept() -> None:
     record = study(rounds=3)
     page = render(record, summary(record))
     first, second = rows(page, "Every site")[:2]
-    assert first == ["site-00", "1,234", "87.5%", "0.25", "2.5δ 1e-05", "3.6 MB", "1.6 MB", "3", "1"]
-    assert second[4] == "no DP"
-    expected = ["1", "4 of 4", "1", "2.50 s", "4.8 MB", "1.6 MB", "10.0%", "after round 0", "head.weight"]
+    assert first == ["site-00", "drawn", "87.5%", "0.25", "1,234", "2.5δ 1e-05", "3", "1", "3.6 MB", "1.6 MB"]
+    assert second[5] == "no DP"
+    expected = ["1", "4 of 4", "1", "2.50 s", "1.2 MB", "400 kB", "4.8 MB", "1.6 MB", "10.0%", "–", "initial"]
+    expected.append("head.weight")
     assert rows(page, "Every round")[0] == expected
 
 
@@ -354,7 +429,7 @@ def test_no_rounds_and_one_round() -> None:
     assert "No round has been committed yet" in render(record, summary(record, nodes=[]))
     record = study(rounds=1)
     page = render(record, summary(record))
-    assert len(drawings(page)) == 4
+    assert len(drawings(page)) == 2 * 3  # accuracy, time, bytes; each wide and narrow
     assert len(rows(page, "Every round")) == 2
 
 
@@ -362,19 +437,19 @@ def test_labels_do_not_overlap_with_twelve_sites() -> None:
     record = study(12, 20)
     for chart in drawings(render(record, summary(record)))[:2]:
         places = sorted(float(text.get("y", "")) for text in chart.iter("text") if "name" in text.get("class", ""))
-        assert len(places) == 13
+        assert len(places) == 3  # the mean and the two extremes
         assert min(after - before for before, after in itertools.pairwise(places)) >= 14.9
         assert places[-1] <= float(chart.get("height", ""))
 
 
 def test_long_study_is_small_and_fast() -> None:
-    record = study(12, 200)
+    record = study(30, 200)
     started = time.perf_counter()
     page = render(record, summary(record))
     assert time.perf_counter() - started < 2
     assert len(page.encode()) < 2_000_000
     Page(page)
-    assert len(drawings(page)) == 4
+    assert len(drawings(page)) == 2 * 3
 
 
 def test_text_helpers() -> None:
