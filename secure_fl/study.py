@@ -104,7 +104,7 @@ class StrategySection(_Named):
 class ProtectionSection(Settings):
     """How updates leave a node."""
 
-    kind: str = "none"
+    kind: str = "masked"
     colluders: int = Field(1, ge=0, le=limits.NODES)
     min_cohort: int | None = Field(None, ge=3, le=limits.NODES)
     bits: int = Field(16, ge=4, le=24)

@@ -13,8 +13,12 @@ from secure_fl.record import StudyRecord
 from tests.support.federation import Federation, Killed
 from tests.support.training import Faults
 
-PROTECTIONS = ("none", "double")
-PHASES = {"none": ("upload",), "double": ("advertise", "upload", "reveal")}
+PROTECTIONS = ("none", "double", "masked")
+PHASES = {
+    "none": ("upload",),
+    "double": ("advertise", "upload", "reveal"),
+    "masked": ("advertise", "share", "upload", "consistency", "unmask"),
+}
 
 NODE_POINTS = [
     (protection, point)
