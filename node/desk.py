@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     approve = actions.add_parser("approve")
     approve.add_argument("file", type=Path)
-    approve.add_argument("study_id")
+    approve.add_argument("study", help="the study's hash, or its file")
     status = actions.add_parser("status")
     status.add_argument("file", type=Path)
     status.add_argument("--json", action="store_true")
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         store = NodeStore(NodeFile.read(options.file).state_folder)
         if options.action == "approve":
-            _approve(store, options.study_id)
+            _approve(store, options.study)
         else:
             _show(store, as_json=options.json)
     except SecureFLError as error:
@@ -39,11 +39,20 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _approve(store: NodeStore, study_id: str) -> None:
-    if not re.fullmatch(r"[0-9a-f]{64}", study_id):
-        raise UsageError("a study's hash is 64 hexadecimal digits", advice="`secure-fl study show` prints it")
+def _approve(store: NodeStore, study: str) -> None:
+    study_id = study if re.fullmatch(r"[0-9a-f]{64}", study) else _hash_of(Path(study))
     store.approve(study_id)
     sys.stdout.write(f"approved: {study_id}\n")
+
+
+def _hash_of(path: Path) -> str:
+    """Of a study file, as `study show` prints it. Part of a hash approves nothing: another study may share it."""
+    if not path.exists():
+        raise UsageError(
+            f"{str(path)!r} is neither a study's hash (64 hexadecimal digits) nor a study file",
+            advice="`secure-fl study show` prints the hash",
+        )
+    return Study.read(path).completed().id
 
 
 def status(store: NodeStore) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from secure_fl.errors import UnknownStudyError, UsageError
 from secure_fl.files import write_atomically
 from secure_fl.operator import Operator, OperatorFile, connect
 from secure_fl.rpc import operations_pb2 as pb
@@ -23,7 +25,7 @@ T = TypeVar("T")
 
 AsOperator = Annotated[Path, typer.Option("--as", help="The operator's file: certificate and coordinator.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-StudyId = Annotated[str, typer.Argument(help="The study's hash.")]
+StudyId = Annotated[str, typer.Argument(help="The study's hash, its beginning, or the study's name.")]
 
 _DEFAULT = Path("operator.toml")
 
@@ -48,12 +50,16 @@ def submit(
 
 
 def status(
-    study_id: Annotated[str, typer.Argument(help="A study's hash; without one all studies.")] = "",
+    study_id: Annotated[str, typer.Argument(help="A study's hash, its beginning, or its name; without one all.")] = "",
     operator: AsOperator = _DEFAULT,
     as_json: AsJson = False,
 ) -> None:
     """Show how far studies are and which sites take part."""
-    studies = _call(operator, lambda lead: lead.status(study_id))
+
+    async def fetch(lead: Operator) -> tuple[pb.StudyStatus, ...]:
+        return await lead.status(await find(lead, study_id) if study_id else "")
+
+    studies = _call(operator, fetch)
     if as_json:
         typer.echo(json.dumps([_plain(study) for study in studies]))
         return
@@ -69,7 +75,11 @@ def status(
 
 def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
     """End a study before its last round. What it has committed stays."""
-    ended = _call(operator, lambda lead: lead.stop(study_id))
+
+    async def end(lead: Operator) -> pb.StudyStatus:
+        return await lead.stop(await find(lead, study_id))
+
+    ended = _call(operator, end)
     typer.echo(f"study {ended.study_id} is {ended.state} after {ended.rounds_done} rounds")
 
 
@@ -81,13 +91,26 @@ def export(
     """Write a study's current model as safetensors, with a model card beside it."""
 
     async def fetch(lead: Operator) -> tuple[int, pb.StudyStatus]:
-        (found,) = await lead.status(study_id)
-        return await lead.export(study_id, out), found
+        (found,) = await lead.status(await find(lead, study_id))
+        return await lead.export(found.study_id, out), found
 
     version, found = _call(operator, fetch)
     card = out.with_suffix(".md")
     write_atomically(card, _card(found, version).encode())
     typer.echo(f"{out}: version {version}; card: {card}")
+
+
+async def find(lead: Operator, wanted: str) -> str:
+    """The hash of the one study that is meant: by its whole hash, by the beginning of it, or by name."""
+    if re.fullmatch(r"[0-9a-f]{64}", wanted):
+        return wanted
+    found = [study for study in await lead.status() if study.name == wanted or study.study_id.startswith(wanted)]
+    if not found:
+        raise UnknownStudyError(f"no study here has the name {wanted!r}, or a hash that begins so")
+    if len(found) > 1:
+        several = ", ".join(f"{study.name} {study.study_id[:12]}" for study in found)
+        raise UsageError(f"{wanted!r} could be any of: {several}", advice="give more of the hash")
+    return found[0].study_id
 
 
 def _call(path: Path, action: Callable[[Operator], Awaitable[T]]) -> T:

@@ -34,9 +34,14 @@ def serve_node(path: NodePath) -> None:
 
 
 @node.command("approve")
-def approve(path: NodePath, study_id: Annotated[str, typer.Argument(help="The hash of the study, 64 digits.")]) -> None:
-    """Agree to a study by its hash. A changed study has another hash and needs a new approval."""
-    _become("node.desk", "approve", str(path), study_id)
+def approve(
+    path: NodePath, study: Annotated[str, typer.Argument(help="The study's hash (64 digits), or its file.")]
+) -> None:
+    """Agree to a study, after reading `study show`. A changed study has another hash and needs a new approval.
+
+    Example: secure-fl node approve node.toml heart.toml
+    """
+    _become("node.desk", "approve", str(path), study)
 
 
 @node.command("status")
