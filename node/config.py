@@ -45,7 +45,7 @@ class PolicySection(Settings):
     min_cohort: int = Field(3, ge=2)
     colluders: int = Field(1, ge=0)
     metrics: Literal["none", "aggregate", "per-node"] = "aggregate"
-    approve: Literal["ask", "listed"] = "ask"
+    approve: Literal["ask", "listed"] = "ask"  # listed: only `approved` below counts, not `secure-fl node approve`
     approved: tuple[str, ...] = ()  # study hashes
 
 

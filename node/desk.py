@@ -28,9 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
     status.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        store = NodeStore(NodeFile.read(options.file).state_folder)
+        file = NodeFile.read(options.file)
+        store = NodeStore(file.state_folder)
         if options.action == "approve":
-            _approve(store, options.study)
+            _approve(file, store, options.study)
         else:
             _show(store, as_json=options.json)
     except SecureFLError as error:
@@ -39,7 +40,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _approve(store: NodeStore, study: str) -> None:
+def _approve(file: NodeFile, store: NodeStore, study: str) -> None:
+    if file.policy.approve == "listed":
+        raise UsageError(
+            'this site approves studies in its file only: [policy] approve = "listed"',
+            advice="add the hash to [policy] approved and restart the node",
+        )
     study_id = study if re.fullmatch(r"[0-9a-f]{64}", study) else _hash_of(Path(study))
     store.approve(study_id)
     sys.stdout.write(f"approved: {study_id}\n")
