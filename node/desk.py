@@ -93,8 +93,11 @@ def _show(store: NodeStore, *, as_json: bool) -> None:
     for study_id in facts["approvals"]:
         sys.stdout.write(f"approved {study_id}\n")
     for study in facts["studies"]:
+        # The round after the last one only measures the finished model.
+        evaluated = study["last_round"] > study["rounds_planned"]
+        number = "evaluation after" if evaluated else f"round {study['last_round']} of"
         sys.stdout.write(
-            f"{study['name']} {study['id'][:12]}: round {study['last_round']} of {study['rounds_planned']}, "
+            f"{study['name']} {study['id'][:12]}: {number} {study['rounds_planned']}{' rounds' if evaluated else ''}, "
             f"{study['releases']} releases, {study['bytes']} bytes, no DP\n"
         )
     sys.stdout.write(f"ledger: {facts['ledger_entries']} entries\n")

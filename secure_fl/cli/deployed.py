@@ -63,13 +63,16 @@ def status(
     if as_json:
         typer.echo(json.dumps([_plain(study) for study in studies]))
         return
+    if not studies:
+        typer.echo("this coordinator has no study yet; `secure-fl study submit` hands one in")
     for study in studies:
         reason = f" ({study.reason})" if study.reason else ""
         typer.echo(f"{study.name} {study.study_id}")
         typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds")
         table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
         for site in study.sites:
-            table.add_row(site.name, _yes(site.connected), _yes(site.accepted), site.refusal or "–")
+            refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.
+            table.add_row(site.name, _yes(site.connected), _yes(site.accepted), refusal or "–")
         Console().print(table)
 
 
