@@ -35,13 +35,14 @@ def serve_node(path: NodePath) -> None:
 
 @node.command("approve")
 def approve(
-    path: NodePath, study: Annotated[str, typer.Argument(help="The study's hash (64 digits), or its file.")]
+    path: NodePath,
+    studies: Annotated[list[str], typer.Argument(help="A study's hash (64 digits) or file; repeatable.")],
 ) -> None:
-    """Agree to a study, after reading `study show`. A changed study has another hash and needs a new approval.
+    """Agree to studies, after reading `study show`. A changed study has another hash and needs a new approval.
 
     Example: secure-fl node approve node.toml heart.toml
     """
-    _become("node.desk", "approve", str(path), study)
+    _become("node.desk", "approve", str(path), *studies)
 
 
 @node.command("status")

@@ -48,9 +48,24 @@ def test_a_study_is_approved_by_its_hash_or_its_file_and_by_nothing_shorter(
     assert desk.main(["approve", str(path), other]) == 0
     with pytest.raises(RefusedError, match="is not approved here"):
         check(made, path)
+    assert desk.main(["approve", str(path), made.study.id, "nowhere.toml"]) == 2  # all of them, or none
+    with pytest.raises(RefusedError, match="is not approved here"):
+        check(made, path)
     assert desk.main(["approve", str(path), str(made.folder / "study.toml")]) == 0
     assert f"approved: {made.study.id}" in capsys.readouterr().out
     check(made, path)
+
+
+def test_a_study_file_does_not_bring_in_code_that_the_site_has_not_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, path = site(tmp_path, "ask")
+    (tmp_path / "uninvited.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    study = tmp_path / "study.toml"
+    study.write_text('[task]\nname = "uninvited:Task"\n')
+    assert desk.main(["approve", str(path), str(study)]) == 7
+    assert "not allowed by [policy] tasks" in capsys.readouterr().err
 
 
 def test_where_only_the_file_approves_the_desk_says_so_and_an_older_approval_does_not_count(

@@ -96,7 +96,7 @@ class Machines:
                 return said
             assert time.monotonic() < deadline, f"no {wanted!r}: {text}{said}{self.logs()}"
             assert all(child.poll() is None for child in self._running.values()), self.logs()
-            time.sleep(0.5)
+            time.sleep(1.0)
 
     def stop(self) -> dict[str, int]:
         """Stop what runs, as a service manager does; returns the exit codes."""
