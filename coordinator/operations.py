@@ -14,7 +14,7 @@ import grpc.aio
 from coordinator.peers import Peers
 from coordinator.rounds import StudyRunner
 from coordinator.service import Coordinator
-from secure_fl.errors import UnknownStudyError
+from secure_fl.errors import StorageError, UnknownStudyError
 from secure_fl.limits import SETTINGS_BYTES
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.rpc.operations_pb2_grpc import OperationsServicer
@@ -53,7 +53,8 @@ class Operations(OperationsServicer):
                 return pb.StatusReply(studies=[self._status(runner) for runner in self._coordinator.runners.values()])
             runner = self._runner(request.study_id)
             status = self._status(runner)
-            status.record = json.dumps(asdict(runner.record())).encode() if runner.is_open else b""
+            record = await asyncio.to_thread(runner.known_record)
+            status.record = json.dumps(asdict(record)).encode() if record is not None else b""
             return pb.StatusReply(studies=[status])
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StudyStatus:
@@ -71,6 +72,10 @@ class Operations(OperationsServicer):
             self._peers.require(context, role="operator")
             runner = self._runner(request.study_id)
             version, path = runner.checkpoint()
+            if not path.exists():
+                raise StorageError(
+                    f"model {version} of study {runner.id[:12]} was removed from this coordinator's disk"
+                )
             for chunk in file_chunks(path, study_id=runner.id):
                 yield pb.ExportPart(study_id=runner.id, version=version, data=chunk.data)
 
