@@ -16,8 +16,8 @@ from typing import Self
 from tests.support.processes import ROOT
 
 _FENCE = re.compile(r"^```(\w+)(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
-_COMMAND_SECONDS = 60.0
-_UNTIL_SECONDS = 120.0
+_COMMAND_SECONDS = 120.0
+_UNTIL_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
