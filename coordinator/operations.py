@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from coordinator.rounds import StudyRunner
 from coordinator.service import Coordinator
-from secure_fl.errors import UnknownStudyError
+from secure_fl.errors import StorageError, UnknownStudyError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.limits import SETTINGS_BYTES
 from secure_fl.rpc import operations_pb2 as pb
@@ -41,7 +41,8 @@ class Operations:
             return pb.StatusReply(studies=[self._status(runner) for runner in self._coordinator.runners.values()])
         runner = self._runner(request.study_id)
         status = self._status(runner)
-        status.record = json.dumps(asdict(runner.record())).encode() if runner.is_open else b""
+        record = await asyncio.to_thread(runner.known_record)
+        status.record = json.dumps(asdict(record)).encode() if record is not None else b""
         return pb.StatusReply(studies=[status])
 
     async def Stop(self, request: pb.StopRequest, operator: Certificate) -> pb.StudyStatus:
@@ -55,6 +56,8 @@ class Operations:
         """The current model as safetensors."""
         runner = self._runner(request.study_id)
         version, path = runner.checkpoint()
+        if not path.exists():
+            raise StorageError(f"model {version} of study {runner.id[:12]} was removed from this coordinator's disk")
         for chunk in file_chunks(path, study_id=runner.id):
             yield pb.ExportPart(study_id=runner.id, version=version, data=chunk.data)
 

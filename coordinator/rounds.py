@@ -147,6 +147,19 @@ class StudyRunner:
             settings=self.study.canonical().decode(),
         )
 
+    def recall(self, outcome: str, reason: str) -> None:
+        """Take up how a study stands in the store. One that has ended is not opened again, but its rounds are known."""
+        self.outcome, self.reason = outcome, reason
+        if outcome != "running":
+            self._records = list(self._store.records(self.id))
+
+    def known_record(self) -> StudyRecord | None:
+        """The study so far; of one that ended before this process started, what it left on disk."""
+        if self.is_open:
+            return self.record()
+        path = self._folder / "record.json"
+        return StudyRecord.load(path) if path.exists() else None
+
     def _open(self) -> None:
         """Load the current model, or make the first one from the study's seed."""
         self._store.add_study(self.id, self.study.canonical(), now=self._now())

@@ -122,7 +122,7 @@ class Coordinator:
             now=self._now,
             grace=self._grace,
         )
-        runner.outcome, runner.reason = outcome, reason
+        runner.recall(outcome, reason)
         self.runners[runner.id] = runner
         self.hub.add(runner)
         return runner

@@ -11,7 +11,8 @@ from typing import Any
 
 from node.config import NodeFile
 from node.store import NodeStore
-from secure_fl.errors import SecureFLError, UsageError
+from secure_fl import tasks
+from secure_fl.errors import RefusedError, SecureFLError, UsageError
 from secure_fl.privacy.ledger import read_ledger
 from secure_fl.study import Study
 
@@ -22,15 +23,16 @@ def main(arguments: list[str] | None = None) -> int:
     actions = parser.add_subparsers(dest="action", required=True)
     approve = actions.add_parser("approve")
     approve.add_argument("file", type=Path)
-    approve.add_argument("study_id")
+    approve.add_argument("studies", nargs="+", help="a study's hash, or its file")
     status = actions.add_parser("status")
     status.add_argument("file", type=Path)
     status.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        store = NodeStore(NodeFile.read(options.file).state_folder)
+        file = NodeFile.read(options.file)
+        store = NodeStore(file.state_folder)
         if options.action == "approve":
-            _approve(store, options.study_id)
+            _approve(file, store, options.studies)
         else:
             _show(store, as_json=options.json)
     except SecureFLError as error:
@@ -39,11 +41,31 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _approve(store: NodeStore, study_id: str) -> None:
-    if not re.fullmatch(r"[0-9a-f]{64}", study_id):
-        raise UsageError("a study's hash is 64 hexadecimal digits", advice="`secure-fl study show` prints it")
-    store.approve(study_id)
-    sys.stdout.write(f"approved: {study_id}\n")
+def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
+    if file.policy.approve == "listed":
+        raise UsageError(
+            'this site approves studies in its file only: [policy] approve = "listed"',
+            advice="add the hash to [policy] approved and restart the node",
+        )
+    # All of them first: where one is not understood, none is approved.
+    hashes = [study if re.fullmatch(r"[0-9a-f]{64}", study) else _hash_of(file, Path(study)) for study in studies]
+    for study_id in hashes:
+        store.approve(study_id)
+        sys.stdout.write(f"approved: {study_id}\n")
+
+
+def _hash_of(file: NodeFile, path: Path) -> str:
+    """Of a study file, as `study show` prints it. Part of a hash approves nothing: another study may share it."""
+    if not path.exists():
+        raise UsageError(
+            f"{str(path)!r} is neither a study's hash (64 hexadecimal digits) nor a study file",
+            advice="`secure-fl study show` prints the hash",
+        )
+    study = Study.read(path)
+    # Completing a study imports its task, which a site allows in its own file and nowhere else.
+    if study.task.name not in file.policy.tasks and not tasks.is_installed_id(study.task.name):
+        raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
+    return study.completed().id
 
 
 def status(store: NodeStore) -> dict[str, Any]:
@@ -78,8 +100,11 @@ def _show(store: NodeStore, *, as_json: bool) -> None:
     for study_id in facts["approvals"]:
         sys.stdout.write(f"approved {study_id}\n")
     for study in facts["studies"]:
+        # The round after the last one only measures the finished model.
+        evaluated = study["last_round"] > study["rounds_planned"]
+        number = "evaluation after" if evaluated else f"round {study['last_round']} of"
         sys.stdout.write(
-            f"{study['name']} {study['id'][:12]}: round {study['last_round']} of {study['rounds_planned']}, "
+            f"{study['name']} {study['id'][:12]}: {number} {study['rounds_planned']}{' rounds' if evaluated else ''}, "
             f"{study['releases']} releases, {study['bytes']} bytes, no DP\n"
         )
     sys.stdout.write(f"ledger: {facts['ledger_entries']} entries\n")

@@ -27,7 +27,8 @@ class Policy:
             raise RefusedError("the offered study is not the one its id names")
         if study.study.roster.get(self._me.name) != self._me.fingerprint:
             raise RefusedError("this site's certificate is not in the roster")
-        if study_id not in policy.approved and study_id not in approvals:
+        by_hand = approvals if policy.approve == "ask" else frozenset()
+        if study_id not in policy.approved and study_id not in by_hand:
             raise RefusedError(
                 f"study {study_id} is not approved here",
                 advice="read `secure-fl study show`, then approve its hash",

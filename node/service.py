@@ -54,7 +54,10 @@ class Node:
         credential = file.credential()
         me = credential.certificate
         if me.name != file.node.name or me.role != "node":
-            raise CertificateError(f"the certificate belongs to the {me.role} {me.name!r}, not to {file.node.name!r}")
+            raise CertificateError(
+                f"the certificate belongs to the {me.role} {me.name!r}, not to {file.node.name!r}",
+                advice="[node] name and [node] certificate in the node file are those of one site",
+            )
         trust = file.trust()
         self._file = file
         self._store = NodeStore(file.state_folder)

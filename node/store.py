@@ -75,7 +75,10 @@ class StudyStore:
         except (OSError, ValueError) as error:
             raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
         if mine[:2] < last[:2] or (mine[:2] == last[:2] and mine != last):
-            raise RefusedError("this attempt is over, or was announced to other sites before")
+            raise RefusedError(
+                "this attempt is over, or was announced to other sites before",
+                advice="if the coordinator was restored from a backup, stop the study there and submit a new one",
+            )
         if mine != last:
             write_atomically(path, json.dumps(mine).encode())
 

@@ -269,6 +269,8 @@ class SchemaError(StorageError):
 class LedgerError(StorageError):
     """A privacy ledger is not whole."""
 
+    advice = "keep the file as it is and find out what changed it; the site sits out its running studies until then"
+
 
 def by_code(code: str) -> type[SecureFLError]:
     """The class behind a wire code; the root for a code this version does not know."""

@@ -56,11 +56,14 @@ class Operator:
         """Write the current model to `path` (safetensors); returns its version."""
         version = 0
         partial = path.with_name(f".{path.name}.part")
-        with typed_errors(), partial.open("wb") as file:
-            async for part in self._stub.Export(pb.ExportRequest(study_id=study_id), timeout=_EXPORT_SECONDS):
-                version = part.version
-                file.write(part.data)
-        partial.replace(path)
+        try:
+            with typed_errors(), partial.open("wb") as file:
+                async for part in self._stub.Export(pb.ExportRequest(study_id=study_id), timeout=_EXPORT_SECONDS):
+                    version = part.version
+                    file.write(part.data)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
         return version
 
 

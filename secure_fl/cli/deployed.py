@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from secure_fl.errors import LateMessageError, MalformedMessageError
+from secure_fl.errors import LateMessageError, MalformedMessageError, UnknownStudyError, UsageError
 from secure_fl.files import write_atomically
 from secure_fl.operator import Operator, OperatorFile, connect
 from secure_fl.record import StudyRecord
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 AsOperator = Annotated[Path, typer.Option("--as", help="The operator's file: certificate and coordinator.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-StudyId = Annotated[str, typer.Argument(help="The study's hash.")]
+StudyId = Annotated[str, typer.Argument(help="The study's hash, its beginning, or the study's name.")]
 
 _DEFAULT = Path("operator.toml")
 
@@ -53,22 +54,29 @@ def submit(
 
 
 def status(
-    study_id: Annotated[str, typer.Argument(help="A study's hash; without one all studies.")] = "",
+    study_id: Annotated[str, typer.Argument(help="A study's hash, its beginning, or its name; without one all.")] = "",
     operator: AsOperator = _DEFAULT,
     as_json: AsJson = False,
 ) -> None:
     """Show how far studies are and which sites take part."""
-    studies = _call(operator, lambda lead: lead.status(study_id))
+
+    async def fetch(lead: Operator) -> tuple[pb.StudyStatus, ...]:
+        return await lead.status(await find(lead, study_id) if study_id else "")
+
+    studies = _call(operator, fetch)
     if as_json:
         typer.echo(json.dumps([_plain(study) for study in studies]))
         return
+    if not studies:
+        typer.echo("this coordinator has no study yet; `secure-fl study submit` hands one in")
     for study in studies:
         reason = f" ({study.reason})" if study.reason else ""
         typer.echo(f"{study.name} {study.study_id}")
         typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds")
         table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
         for site in study.sites:
-            table.add_row(site.name, _yes(site.connected), _yes(site.accepted), site.refusal or "–")
+            refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.
+            table.add_row(site.name, _yes(site.connected), _yes(site.accepted), refusal or "–")
         Console().print(table)
     if study_id:
         typer.echo(f"all rounds on one page: secure-fl study report {study_id}")
@@ -76,7 +84,11 @@ def status(
 
 def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
     """End a study before its last round. What it has committed stays."""
-    ended = _call(operator, lambda lead: lead.stop(study_id))
+
+    async def end(lead: Operator) -> pb.StudyStatus:
+        return await lead.stop(await find(lead, study_id))
+
+    ended = _call(operator, end)
     typer.echo(f"study {ended.study_id} is {ended.state} after {ended.rounds_done} rounds")
 
 
@@ -88,8 +100,8 @@ def export(
     """Write a study's current model as safetensors, with a model card beside it."""
 
     async def fetch(lead: Operator) -> tuple[int, pb.StudyStatus]:
-        (found,) = await lead.status(study_id)
-        return await lead.export(study_id, out), found
+        (found,) = await lead.status(await find(lead, study_id))
+        return await lead.export(found.study_id, out), found
 
     version, found = _call(operator, fetch)
     card = out.with_suffix(".md")
@@ -106,12 +118,17 @@ def report(
 
     Example: secure-fl study report HASH --out report.html --as operator.toml
     """
-    (found,) = _call(operator, lambda lead: lead.status(study_id))
+
+    async def fetch(lead: Operator) -> pb.StudyStatus:
+        (found,) = await lead.status(await find(lead, study_id))
+        return found
+
+    found = _call(operator, fetch)
     if not found.record:
         raise LateMessageError("the study has not begun", advice="ask again once its first round is under way")
     record = StudyRecord.from_json(json.loads(found.record))
     study = Study.from_canonical(record.settings.encode()) if record.settings else None
-    if record.study_id != study_id or (study and study.id != study_id):
+    if record.study_id != found.study_id or (study and study.id != found.study_id):
         raise MalformedMessageError("the coordinator sent another study's record")
     seconds = sum(entry.seconds for entry in record.rounds)
     summary = summarise(record, engine="separate machines", seconds=seconds, report=str(out))
@@ -129,6 +146,19 @@ def _steps(record: StudyRecord) -> tuple[Step, ...]:
         command=f"secure-fl run study.toml --nodes {len(record.roster)}",
     )
     return (watch, model, again) if record.outcome == "running" else (model, again)
+
+
+async def find(lead: Operator, wanted: str) -> str:
+    """The hash of the one study that is meant: by its whole hash, by the beginning of it, or by name."""
+    if re.fullmatch(r"[0-9a-f]{64}", wanted):
+        return wanted
+    found = [study for study in await lead.status() if study.name == wanted or study.study_id.startswith(wanted)]
+    if not found:
+        raise UnknownStudyError(f"no study here has the name {wanted!r}, or a hash that begins so")
+    if len(found) > 1:
+        several = ", ".join(f"{study.name} {study.study_id[:12]}" for study in found)
+        raise UsageError(f"{wanted!r} could be any of: {several}", advice="give more of the hash")
+    return found[0].study_id
 
 
 def _call(path: Path, action: Callable[[Operator], Awaitable[T]]) -> T:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +15,8 @@ from secure_fl.errors import CertificateError
 from secure_fl.files import write_atomically
 from secure_fl.identity.authority import REASONS, Authority, Entry
 from secure_fl.identity.certificates import Certificate, Role, Subject, utc_now
-from secure_fl.identity.credential import credential_paths, make_request, refuse_existing, save_request
+from secure_fl.identity.credential import credential_paths, make_request, read_file, refuse_existing, save_request
+from secure_fl.settings import require_known
 
 app = typer.Typer(
     name="pki",
@@ -168,10 +170,35 @@ def list_issued(folder: Folder, as_json: AsJson = False) -> None:
     for entry in entries:
         until = f"{entry.not_after:%Y-%m-%d}"
         table.add_row(entry.role, entry.name, _state(entry), until, entry.fingerprint)
-    # A fingerprint is there to be copied: it may wrap, but it is never shortened.
-    table.columns[-1].overflow = "fold"
     # A fingerprint is there to be copied: never wrapped, whatever the window.
     Console(width=max(130, Console().width)).print(table)
+
+
+@app.command()
+def fingerprint(
+    certificate: Annotated[Path, typer.Argument(help="A certificate (.pem); it is public, its keys are not needed.")],
+) -> None:
+    """Print a certificate's fingerprint, and nothing else.
+
+    Example: [bold]secure-fl pki fingerprint coordinator-hub.pem[/bold]
+    """
+    typer.echo(Certificate.from_pem(read_file(certificate)).fingerprint)
+
+
+@app.command()
+def roster(
+    folder: Folder,
+    sites: Annotated[list[str] | None, typer.Argument(help="Names of sites; without any, all valid ones.")] = None,
+) -> None:
+    """Print the sites with their fingerprints, as a study wants them; of several certificates, the last to expire.
+
+    Example: [bold]secure-fl pki roster authority charite bonn ulm > roster.toml[/bold]
+    """
+    nodes = [entry for entry in Authority.open(folder).listing() if entry.role == "node" and _state(entry) == "valid"]
+    valid = {entry.name: entry.fingerprint for entry in sorted(nodes, key=lambda entry: entry.not_after)}
+    for site in sites or ():
+        require_known("site", site, valid)
+    typer.echo(tomli_w.dumps({"study": {"roster": {site: valid[site] for site in sites or sorted(valid)}}}), nl=False)
 
 
 def _state(entry: Entry) -> str:

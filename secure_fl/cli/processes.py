@@ -34,9 +34,15 @@ def serve_node(path: NodePath) -> None:
 
 
 @node.command("approve")
-def approve(path: NodePath, study_id: Annotated[str, typer.Argument(help="The hash of the study, 64 digits.")]) -> None:
-    """Agree to a study by its hash. A changed study has another hash and needs a new approval."""
-    become("node.desk", "approve", str(path), study_id)
+def approve(
+    path: NodePath,
+    studies: Annotated[list[str], typer.Argument(help="A study's hash (64 digits) or file; repeatable.")],
+) -> None:
+    """Agree to studies, after reading `study show`. A changed study has another hash and needs a new approval.
+
+    Example: secure-fl node approve node.toml heart.toml
+    """
+    become("node.desk", "approve", str(path), *studies)
 
 
 @node.command("status")

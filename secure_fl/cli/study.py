@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 from rich.console import Console
 
 from secure_fl import protect, strategies, tasks
-from secure_fl.errors import StorageError
+from secure_fl.errors import SettingsError, StorageError
 from secure_fl.files import write_atomically
 from secure_fl.settings import require_known
 from secure_fl.study import Study
@@ -31,11 +33,11 @@ _TEMPLATE = """\
 
 [study]
 name = "{name}"
-rounds = 10
+rounds = {rounds}
 seed = 0
-# Site name = SHA-256 fingerprint of its certificate (`secure-fl pki list`). `secure-fl run` fills this in by itself.
+# Site name = SHA-256 fingerprint of its certificate (`secure-fl pki roster`). `secure-fl run` fills this in by itself.
 [study.roster]
-# hospital-a = "…64 hexadecimal digits…"
+{roster}
 
 [task]                     # installed at every site; known here: {tasks}
 name = "{task}"
@@ -77,18 +79,23 @@ def new(
     task: Annotated[str, typer.Option(help="Task id.")] = "digits",
     strategy: Annotated[str, typer.Option(help="Strategy id.")] = "fedavg",
     protection: Annotated[str, typer.Option(help="Protection id.")] = "none",
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
+    roster: Annotated[Path | None, typer.Option(help="The sites, as `secure-fl pki roster` prints them.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented study to start from.
 
-    Example: secure-fl study new heart.toml --name heart --task breast-cancer
+    Example: secure-fl study new heart.toml --name heart --task breast-cancer --roster roster.toml
     """
     if path.exists() and not force:
         raise StorageError(f"{path}: exists already", advice="choose another name, or --force")
     require_known("strategy", strategy, strategies.known())
     require_known("protection", protection, protect.known())
+    sites = Study.read(roster).study.roster if roster else {}
     text = _TEMPLATE.format(
         name=name,
+        rounds=rounds,
+        roster=tomli_w.dumps(sites).strip() or '# hospital-a = "…64 hexadecimal digits…"',
         task=task,
         strategy=strategy,
         protection=protection,
@@ -97,8 +104,11 @@ def new(
         strategies=" | ".join(strategies.known()),
         protections=" | ".join(protect.known()),
     )
+    try:
+        Study.parse(tomllib.loads(text))  # Before it is written: a name or number that cannot be leaves no file.
+    except tomllib.TOMLDecodeError:
+        raise SettingsError("a quote or a control character is in no name", advice="check --name and --task") from None
     write_atomically(path, text.encode())
-    Study.read(path)
     typer.echo(f"{path}: written; next: secure-fl study show {path}")
 
 

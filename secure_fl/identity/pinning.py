@@ -115,14 +115,15 @@ def _context(ca_pem: bytes, certfile: Path | None, keyfile: Path | None) -> ssl.
     return context
 
 
-def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    where = f"{host}:{port}"
+def _connect(host: str, port: int, deadline: float, *, what: str = "") -> socket.socket:
+    where = f"{what}{host}:{port}"
     try:
         return socket.create_connection((host, port), timeout=_remaining(deadline))
     except socket.gaierror:
         raise NetworkError(f"{where}: the name does not resolve") from None
     except ConnectionRefusedError:
-        raise NetworkError(f"{where}: connection refused", advice="is the coordinator running there?") from None
+        advice = _PROXY_ADVICE if what else "is the coordinator running there?"
+        raise NetworkError(f"{where}: connection refused", advice=advice) from None
     except TimeoutError:
         raise NetworkError(f"{where}: no answer in time") from None
     except (OSError, OverflowError) as error:  # OverflowError: a port above 65535.
@@ -131,7 +132,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 def _tunnel(proxy: _Proxy, host: str, port: int, deadline: float) -> socket.socket:
     """A connection to `host` through an HTTP CONNECT proxy (RFC 9110, 9.3.6)."""
-    link = _connect(proxy.host, proxy.port, deadline)
+    link = _connect(proxy.host, proxy.port, deadline, what="proxy ")
     try:
         link.sendall(_connect_request(proxy, host, port))
         head, _, rest = _proxy_answer(link, deadline).partition(b"\r\n\r\n")

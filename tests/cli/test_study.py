@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
 
 from secure_fl import protect, strategies
 from secure_fl.cli import app
+from secure_fl.cli.deployed import find
+from secure_fl.errors import SettingsError, UnknownStudyError, UsageError
+from secure_fl.operator import Operator
+from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.study import Study
 
 invoke = CliRunner().invoke
@@ -22,6 +28,46 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path) -> None:
     assert study.study.name == "trial"
     result = invoke(app, ["study", "check", str(path), "--json"])
     assert json.loads(result.stdout) == {"study": "trial", "id": study.id, "sites": 0, "valid": True}
+
+
+def test_a_new_study_takes_the_sites_from_the_authority(tmp_path: Path) -> None:
+    path, sites, authority = tmp_path / "study.toml", tmp_path / "roster.toml", str(tmp_path / "pki")
+    assert invoke(app, ["pki", "init", authority, "--consortium", "Heart"]).exit_code == 0
+    issued = {}
+    for site in ("a.b", "c", "d"):
+        result = invoke(app, ["pki", "issue", authority, "node", site, "--out", str(tmp_path / "keys"), "--json"])
+        issued[site] = json.loads(result.stdout)["fingerprint"]
+    sites.write_text(invoke(app, ["pki", "roster", authority]).stdout)
+    arguments = ["study", "new", str(path), "--rounds", "3", "--roster", str(sites)]
+    assert invoke(app, arguments).exit_code == 0
+    assert (Study.read(path).study.rounds, Study.read(path).study.roster) == (3, issued)
+
+
+@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--name", 'a"b'], ["--name", "A"]])
+def test_a_study_that_cannot_be_is_not_written(tmp_path: Path, wrong: list[str]) -> None:
+    result = invoke(app, ["study", "new", str(tmp_path / "study.toml"), *wrong])
+    assert isinstance(result.exception, SettingsError)
+    assert not list(tmp_path.iterdir())
+
+
+class Lead:
+    """What a coordinator with three studies answers."""
+
+    async def status(self) -> tuple[pb.StudyStatus, ...]:
+        rows = (("heart", "ab"), ("heart", "ac"), ("lung", "b0"))
+        return tuple(pb.StudyStatus(name=name, study_id=start + "0" * 62) for name, start in rows)
+
+
+def test_a_study_is_meant_by_its_name_or_the_beginning_of_its_hash_unless_two_could_be() -> None:
+    lead = cast("Operator", Lead())
+    for wanted, start in {"lung": "b0", "b": "b0", "ab": "ab", "ac0": "ac"}.items():
+        assert asyncio.run(find(lead, wanted)) == start + "0" * 62
+    assert asyncio.run(find(lead, "f" * 64)) == "f" * 64  # a whole hash is for the coordinator to judge
+    for wanted in ("heart", "a"):
+        with pytest.raises(UsageError, match=r"could be any of: heart ab0+, heart ac0+"):
+            asyncio.run(find(lead, wanted))
+    with pytest.raises(UnknownStudyError):
+        asyncio.run(find(lead, "liver"))
 
 
 @pytest.mark.parametrize("strategy", strategies.known())

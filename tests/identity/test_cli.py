@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,19 @@ def test_revoke_and_list(folder: Path, tmp_path: Path) -> None:
     assert "valid" in table
 
 
+def test_the_roster_has_the_valid_sites_each_with_the_certificate_that_lasts(folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        run("issue", folder, "node", name, "--out", tmp_path)
+    run("issue", folder, "operator", "lead", "--out", tmp_path)
+    run("revoke", folder, "b")
+    renewed = run_json("issue", folder, "node", "a", "--renew", "--days", 400, "--out", tmp_path / "new")["fingerprint"]
+    other = run("fingerprint", tmp_path / "node-c.pem").strip()
+    assert tomllib.loads(run("roster", folder)) == {"study": {"roster": {"a": renewed, "c": other}}}
+    assert tomllib.loads(run("roster", folder, "c")) == {"study": {"roster": {"c": other}}}
+    with pytest.raises(UnknownNameError, match="unknown site 'b'"):
+        run("roster", folder, "b", "c")
+
+
 def test_the_list_of_revocations_is_published_anew(folder: Path) -> None:
     before = (folder / "crl.pem").read_bytes()
     assert run_json("crl", folder) == {"crl": str(folder / "crl.pem")}
@@ -109,7 +123,7 @@ def test_a_request_under_another_name_is_refused(folder: Path, tmp_path: Path) -
         run("issue", folder, "node", "a", "--request", request, "--out", tmp_path / "reply")
 
 
-@pytest.mark.parametrize("command", ["init", "issue", "request", "revoke", "crl", "list"])
+@pytest.mark.parametrize("command", ["init", "issue", "request", "revoke", "crl", "list", "fingerprint", "roster"])
 def test_help_has_an_example(command: str) -> None:
     assert f"Example: secure-fl pki {command}" in run(command, "--help")
 

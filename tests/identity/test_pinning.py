@@ -411,6 +411,15 @@ def test_a_proxy_that_says_no(authority: Authority, hub: Credential, answer: byt
     assert one_line(caught.value)
 
 
+def test_a_proxy_that_is_not_there_is_named_as_the_proxy(authority: Authority, hub: Credential) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        gate = nobody.getsockname()[1]
+        with pytest.raises(NetworkError, match=rf"^proxy 127.0.0.1:{gate}: connection refused") as caught:
+            fetch(authority, hub, 443, proxy=f"http://127.0.0.1:{gate}")
+    assert "proxy setting" in caught.value.hint
+
+
 def test_a_proxy_that_hangs_up_or_hangs(authority: Authority, hub: Credential) -> None:
     with listening(lambda _: None) as gate, pytest.raises(NetworkError, match="proxy"):
         fetch(authority, hub, 443, proxy=f"http://127.0.0.1:{gate}")

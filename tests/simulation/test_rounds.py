@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.service import Coordinator
 from node.jobs import Job, Result
 from secure_fl import strategies
 from secure_fl.blocks import Blocks, Layout
@@ -117,6 +118,19 @@ def test_failed_training_is_not_the_studys_end(tmp_path: Path) -> None:
         assert record.outcome == "finished"
         node = next(node for node in record.rounds[0].nodes if node.name == "site-03")
         assert (node.outcome, node.reason) == ("sat out", "Training")
+
+    play(tmp_path, {}, scenario)
+
+
+def test_a_coordinator_started_again_knows_the_rounds_of_a_study_that_has_ended(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        start_all(fed)
+        record = await finish(fed)
+        again = Coordinator(fed.workspace.coordinator_state)
+        again.resume()
+        runner = again.runners[fed.study.id]
+        assert (runner.outcome, runner.rounds_done, runner.known_record()) == ("finished", 2, record)
+        await again.close()
 
     play(tmp_path, {}, scenario)
 
