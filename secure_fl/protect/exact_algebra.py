@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from flint import fmpz_mat, nmod_mat
+from flint import fmpq_mat, fmpz_mat, nmod_mat
 
 Matrix: TypeAlias = npt.NDArray[np.int64]
 BigInts: TypeAlias = npt.NDArray[np.object_]  # Python integers: determinants outgrow 64 bits
@@ -44,7 +44,7 @@ def inverse_on_support(gram: npt.NDArray[Any]) -> tuple[list[int], fmpz_mat, int
         full = flint_matrix(gram[np.ix_(independent, independent)])
     if not independent:
         return [], fmpz_mat(0, 0), 1
-    numerators, denominator = full.inv().numer_denom()
+    numerators, denominator = fmpq_mat(full).inv().numer_denom()
     return independent, numerators, int(denominator)
 
 

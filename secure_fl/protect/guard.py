@@ -150,24 +150,24 @@ def check_release(
     if not 0 <= colluders < nodes:
         raise ProtectionError(f"{colluders} colluders among {nodes} nodes leave nobody to protect")
     # A recipient reads its own row whether or not it colludes with anybody.
-    members = max(1, colluders) if opened_at == "recipients" else colluders
+    members = colluders if rows.all_public else max(1, colluders)
     if members >= nodes:
         raise ProtectionError(f"a combination among {nodes} nodes leaves nobody to protect")
     present = rows.current()
     support, share = _check_support(present, colluders, speaker)
 
     worst, node, coalition = _largest_leverage(present, members)
-    if worst > threshold:
+    if worst > threshold or worst == 1:
         rule = "span" if worst == 1 else "leverage"
-        speaker.refuse(rule, node, coalition, f"its leverage is {_about(worst)}, more than {_about(threshold)}")
+        speaker.refuse(rule, node, coalition, f"its leverage is {_about(worst)}, the bound {_about(threshold)}")
     if modulus is not None:
         _check_field(present, members, modulus, speaker)
     margin = None if sigma is None else _check_kernels(present, members, sigma, modulus, speaker)
     remembered = None
     if earlier:
         remembered, past_node, past_coalition = _largest_history_leverage(rows, members, spread)
-        if remembered > threshold:
-            why = f"with the earlier flushes its leverage is {_about(remembered)}, more than {_about(threshold)}"
+        if remembered > threshold or remembered == 1:
+            why = f"with the earlier flushes its leverage is {_about(remembered)}, the bound {_about(threshold)}"
             speaker.refuse("history", past_node, past_coalition, why)
     return ReleaseReport(
         leverage=worst,
@@ -397,6 +397,7 @@ def _coalitions(rows: _Rows, members: int) -> Iterator[Coalition]:
 # --- leverage ---------------------------------------------------------------------------------------------------
 
 _Worst: TypeAlias = tuple[Fraction, int, Coalition]
+_NOTHING: _Worst = (Fraction(-1), 0, ())  # below every leverage; at least one coalition replaces it
 
 
 def _largest_leverage(rows: _Rows, members: int) -> _Worst:
@@ -411,13 +412,12 @@ def _largest_leverage(rows: _Rows, members: int) -> _Worst:
 
 
 def _largest(per_coalition: Iterator[tuple[Coalition, Matrix, Any, int]]) -> _Worst:
-    worst: _Worst | None = None
+    worst = _NOTHING
     for coalition, honest, numerators, denominator in per_coalition:
         at = int(numerators.argmax())
         value = Fraction(numerators[at], denominator)
-        if worst is None or value > worst[0]:
+        if value > worst[0]:
             worst = value, int(honest[at]), coalition
-    assert worst is not None  # noqa: S101 - there is at least one coalition
     return worst
 
 
@@ -429,7 +429,7 @@ def _largest_leverage_of_public(weights: Matrix, members: int) -> _Worst:
     stays M_jj. With M = N/d, h_j = (N_jj(d − N_ii) + N_ij²) / (d(d − N_ii)): integers throughout.
     """
     kinds = _Kinds.of(weights)
-    worst: _Worst | None = None
+    worst = _NOTHING
     for chosen, left in kinds.multisets(max(0, members - 1)):
         numerators, d = projector(kinds.columns, left)
         own = numerators.diagonal()
@@ -450,10 +450,9 @@ def _largest_leverage_of_public(weights: Matrix, members: int) -> _Worst:
             if not allowed[last, target]:
                 continue
             value = Fraction(values[last, target], denominators[last])
-            if worst is None or value > worst[0]:
+            if value > worst[0]:
                 nodes = kinds.pick((*chosen, *((last,) if members else ()), target))
                 worst = value, nodes[-1], tuple(sorted(nodes[:-1]))
-    assert worst is not None  # noqa: S101 - there are more nodes than members
     return worst
 
 
