@@ -78,7 +78,7 @@ def new(
     name: Annotated[str, typer.Option(help="The study's name.")] = "my-study",
     task: Annotated[str, typer.Option(help="Task id.")] = "digits",
     strategy: Annotated[str, typer.Option(help="Strategy id.")] = "fedavg",
-    protection: Annotated[str, typer.Option(help="Protection id.")] = "none",
+    protection: Annotated[str, typer.Option(help="Protection id.")] = "masked",
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
     roster: Annotated[Path | None, typer.Option(help="The sites, as `secure-fl pki roster` prints them.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
