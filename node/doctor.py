@@ -12,7 +12,7 @@ from node.config import DatasetSection, NodeFile
 from node.policy import Policy
 from node.store import NodeStore
 from secure_fl import doctor
-from secure_fl.errors import CertificateError, DataError, SecureFLError
+from secure_fl.errors import CertificateError, DataError, RefusedError, SecureFLError
 from secure_fl.privacy.ledger import read_ledger
 from secure_fl.study import Study
 
@@ -43,6 +43,7 @@ def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
     yield from doctor.connection(file)
     if study is not None:
         yield "policy", lambda: _policy(file, study)
+        yield "approval", lambda: _approval(file, study)
 
 
 def _name(file: NodeFile) -> str:
@@ -80,8 +81,20 @@ def _policy(file: NodeFile, path: Path) -> str:
     policy = Policy(file, file.credential().certificate)
     policy.check_task(Study.read(path))  # before `read_study` imports it
     study = doctor.read_study(path)
-    policy.check_study(study.id, study, NodeStore(file.state_folder).approvals())
-    return f"this site takes part in {study.study.name} {study.id}"
+    policy.check_terms(study)
+    return f"allows {study.study.name} {study.id}"
+
+
+def _approval(file: NodeFile, path: Path) -> str:
+    study = Study.read(path)
+    policy = Policy(file, file.credential().certificate)
+    policy.check_task(study)
+    study = study.completed()
+    try:
+        policy.check_approval(study.id, NodeStore(file.state_folder).approvals())
+    except RefusedError as error:
+        raise doctor.DoubtError(error.message, advice=error.hint) from None
+    return f"{study.study.name} {study.id} is approved"
 
 
 if __name__ == "__main__":

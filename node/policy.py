@@ -22,17 +22,26 @@ class Policy:
 
     def check_study(self, study_id: str, study: Study, approvals: frozenset[str]) -> None:
         """Raise `RefusedError` (or `SettingsError`) unless this site can and will take part in exactly this study."""
-        policy = self._file.policy
         if study.id != study_id:
             raise RefusedError("the offered study is not the one its id names")
-        if study.study.roster.get(self._me.name) != self._me.fingerprint:
-            raise RefusedError("this site's certificate is not in the roster")
+        self.check_approval(study_id, approvals)
+        self.check_terms(study)
+
+    def check_approval(self, study_id: str, approvals: frozenset[str]) -> None:
+        """Raise `RefusedError` unless the site operator agreed to this very study."""
+        policy = self._file.policy
         by_hand = approvals if policy.approve == "ask" else frozenset()
         if study_id not in policy.approved and study_id not in by_hand:
             raise RefusedError(
                 f"study {study_id} is not approved here",
                 advice="read `secure-fl study show`, then approve its hash",
             )
+
+    def check_terms(self, study: Study) -> None:
+        """Raise `RefusedError` (or `SettingsError`) unless the site could agree to a study with these settings."""
+        policy = self._file.policy
+        if study.study.roster.get(self._me.name) != self._me.fingerprint:
+            raise RefusedError("this site's certificate is not in the roster")
         if study.protection.kind not in policy.protections:
             raise RefusedError(f"protection {study.protection.kind!r} is not allowed by [policy] protections")
         if policy.strategies and study.strategy.name not in policy.strategies:

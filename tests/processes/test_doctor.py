@@ -81,7 +81,17 @@ def test_a_sound_node_passes_and_fits_its_study(running: Processes, site: Path) 
     assert {finding["state"] for finding in found.values()} <= {"ok", "warning"}
     # A simulation's certificates are short-lived, and the doctor says so.
     assert found["certificate"]["state"] == "warning"
-    for check in ("connection", "versions", "clock", "policy", "keys", "disk", "revocation list", "state folder"):
+    for check in (
+        "approval",
+        "connection",
+        "versions",
+        "clock",
+        "policy",
+        "keys",
+        "disk",
+        "revocation list",
+        "state folder",
+    ):
         assert found[check]["state"] == "ok", found[check]
     assert running.workspace.study.id in found["policy"]["message"]
 
@@ -179,7 +189,6 @@ def test_a_revoked_or_expired_certificate_is_said_so(running: Processes, site: P
         ({"metrics": "none"}, "[policy] metrics"),
         ({"datasets": ["other"]}, "[policy] datasets"),
         ({"epsilon": 1.0}, "no differential privacy"),
-        ({"approved": []}, "not approved here"),
     ],
 )
 def test_a_policy_that_does_not_fit_a_study_is_named(
@@ -200,3 +209,11 @@ def test_a_study_with_foreign_code_is_refused_before_it_is_imported(running: Pro
     study = edit(site.with_name("study.toml"), table)
     assert "[policy] tasks" in node_doctor(site, "--study", study)[1]["policy"]["message"]
     assert not mark.exists()
+
+
+def test_a_study_that_waits_for_approval_is_a_warning(running: Processes, site: Path) -> None:
+    edit(site, read_toml(site), "policy", approved=[])
+    code, found = node_doctor(site, "--study", running.workspace.folder / "study.toml")
+    assert code == 0
+    assert (found["policy"]["state"], found["approval"]["state"]) == ("ok", "warning")
+    assert "not approved here" in found["approval"]["message"]
