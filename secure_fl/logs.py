@@ -46,7 +46,11 @@ class _TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = f"{moment} {record.levelname.lower():7} {record.name}: {_one_line(record.getMessage())}"
-        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+        if not record.exc_info:
+            return line
+        # Indented: the text of an exception may be somebody else's, and must not look like an event of its own.
+        traceback = self.formatException(record.exc_info).split("\n")
+        return "\n".join((line, *(f"    {_one_line(part)}" for part in traceback)))
 
 
 class _JsonLines(logging.Formatter):

@@ -71,3 +71,16 @@ def test_an_unexpected_error_keeps_its_traceback_at_home(style: str) -> None:
     assert "ValueError: why" in stream.getvalue()
     if style == "json":
         assert "ValueError: why" in json.loads(stream.getvalue())["traceback"]
+
+
+def test_the_text_of_an_exception_does_not_look_like_an_event() -> None:
+    stream = io.StringIO()
+    logs.configure(level="info", style="text", stream=stream)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("secure_fl.test").exception("failed")
+    event, *traceback = stream.getvalue().removesuffix("\n").split("\n")
+    assert event.endswith("error   secure_fl.test: failed")
+    assert any("info forged" in line for line in traceback)
+    assert all(line.startswith("    ") and line.isprintable() for line in traceback)
