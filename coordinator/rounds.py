@@ -169,7 +169,8 @@ class StudyRunner:
     async def _end(self, outcome: str, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
         await asyncio.to_thread(self._store.end_study, self.id, state=outcome, reason=reason)
-        await asyncio.to_thread(self.record().save, self._folder / "record.json")
+        if self.is_open:  # A study may be stopped before its model is made; there is nothing to record then.
+            await asyncio.to_thread(self.record().save, self._folder / "record.json")
         self._emit("study-ended", outcome=outcome, reason=reason)
         for node in self.study.study.roster:
             self._sessions.send(node, self.closing_message())
