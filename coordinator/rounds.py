@@ -406,6 +406,11 @@ class StudyRunner:
 
     async def accept(self, node: str, header: pb.UploadHeader, bulk: BulkFile, *, size: int) -> bool:
         """11. One answer enters the machine and the store; returns whether it was there already."""
+        # Once begun it is finished, even if the node hangs up: a thread cannot be cancelled, and an answer that is in
+        # the sum but not in the store would be refused when it is sent again, and missing after a restart.
+        return await asyncio.shield(asyncio.create_task(self._take(node, header, bulk, size)))
+
+    async def _take(self, node: str, header: pb.UploadHeader, bulk: BulkFile, size: int) -> bool:
         async with self._lock:
             if self._expects(node, header):
                 return True
