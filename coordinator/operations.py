@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -40,8 +39,7 @@ class Operations(OperationsServicer):
             operator = self._peers.require(context, role="operator")
             require(len(request.settings) <= SETTINGS_BYTES, "a study is too long")
             study = Study.from_canonical(request.settings)
-            runner = await asyncio.to_thread(self._coordinator.prepare, study)
-            self._coordinator.start(runner)
+            runner = await self._coordinator.submit(study)
             log.info("study %s submitted by %s", study.id[:12], operator.name)
             return self._status(runner)
 
