@@ -41,6 +41,7 @@ P = TypeVar("P", bound=Message)
 HONEST = ("site-01", "site-02", "site-03", "site-04")
 UPLOADING = ("site-05", "site-06", "site-07", "site-08")
 TALKING = ("site-09", "site-10")
+MOST_STUDIES = 100
 
 
 class CrashError(AssertionError):
@@ -359,9 +360,10 @@ class Fuzzer:
         return "ended"
 
     async def _operation(self) -> str:
-        # A study that is taken up costs a model and a transaction: submit seldom.
+        # A study that is taken up costs a model and a transaction, and is remembered: submit seldom, and not for ever.
         good = self._world.operations()
-        message = good[0] if self._rng.random() < 0.03 else self._rng.choice(good[1:])
+        submit = self._rng.random() < 0.03 and len(self._world.coordinator.runners) < MOST_STUDIES
+        message = good[0] if submit else self._rng.choice(good[1:])
         async for request in self._decoded(type(message), [self._spoilt(message)]):
             await self._operate(request)
         return "ended"

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import coordinator.hub
+import node.session
 from coordinator.hub import Hub
 from coordinator.machine import RoundMachine
 from coordinator.service import Coordinator
-from secure_fl.errors import MalformedMessageError, NotConnectedError
+from secure_fl.errors import MalformedMessageError, NotConnectedError, ProtectionError
+from secure_fl.identity.certificates import Certificate
 from secure_fl.limits import SESSION_QUEUE
 from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.rpc.protect_none_pb2 import PlainUpload
 from secure_fl.study import Study
 from secure_fl.wire import our_versions, parse, reference, seal_upload
 from tests.fuzz.coordinator_target import HONEST, Held, World
 from tests.fuzz.mutation import varint
 from tests.fuzz.watch import settled_tasks, watched
+from tests.simulation.test_attacks import EvilCoordinator, against_a_node
 
 
 def in_a_round(folder: Path, scenario: Any, *, rounds: int = 1) -> None:
@@ -225,6 +230,114 @@ def test_a_heartbeat_comes_back_without_what_was_hidden_in_it() -> None:
         assert session.outgoing.get_nowait() == pb.CoordinatorMessage(heartbeat=pb.Heartbeat(sequence=7))
 
     asyncio.run(run())
+
+
+# --- names ----------------------------------------------------------------------------------------------------
+
+ESCAPES = (
+    "../../escape", "/tmp/escape", "a/../../escape", "..", "escape\x00", "\x1b[2Jescape", "e" * 129,
+    "escape\n2026-01-01T00:00:00.000+00:00 info    coordinator: forged",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_no_name_of_a_node_reaches_a_file_or_a_second_log_line(tmp_path: Path, name: str) -> None:
+    async def scenario(world: World) -> None:
+        peer, hub = world.held[0], world.coordinator.hub
+
+        async def refused(change: Callable[[pb.UploadHeader], None]) -> None:
+            header = pb.UploadHeader()
+            header.CopyFrom(world.upload(peer)[0].header)
+            change(header)
+            seal_upload(header, peer.key)
+            parts = [pb.UploadPart(header=header), *world.upload(peer)[1:]]
+            with pytest.raises((MalformedMessageError, ProtectionError)):
+                await hub.upload(peer.certificate, stream(parts))
+
+        def in_phase(header: pb.UploadHeader) -> None:
+            header.phase = header.payload.phase = name
+
+        with watched() as watch:
+            await refused(in_phase)
+            await refused(lambda header: setattr(header, "study_id", name))
+            await refused(lambda header: setattr(header.payload, "protection", name))
+            block = PlainUpload(blocks=[name], weight=64).SerializeToString()
+            await refused(lambda header: setattr(header.payload, "body", block))
+            with pytest.raises(MalformedMessageError):
+                await anext(hub.download(peer.certificate, pb.DownloadRequest(study_id=name, sha256=bytes(32))))
+            for said in (
+                pb.NodeMessage(study_id=name, study_answer=pb.StudyAnswer(accepted=True)),
+                pb.NodeMessage(study_id=world.study_id, study_answer=pb.StudyAnswer(refusal=name)),
+                pb.NodeMessage(study_id=world.study_id, sit_out=pb.SitOut(round=1, attempt=1, reason=name)),
+            ):
+                await _say(hub, world.talking[0], said)
+        watch.check()
+        # Whoever was made to leave would have its reason in the study's record.
+        assert world.runner._machine is not None
+        assert name not in world.runner._machine.left.values()
+
+    in_a_round(tmp_path, scenario)
+    assert not _escaped(tmp_path)
+
+
+async def _say(hub: Hub, peer: Certificate, message: pb.NodeMessage) -> None:
+    """Hello, one message, and whatever it leads to."""
+
+    async def messages() -> AsyncIterator[pb.NodeMessage]:
+        yield pb.NodeMessage(hello=pb.Hello(versions=our_versions()))
+        yield message
+
+    with contextlib.suppress(MalformedMessageError):
+        async for _ in hub.session(peer, messages()):
+            pass
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_no_name_of_a_coordinator_reaches_a_file_or_a_second_log_line(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.session, "_LONGEST_PAUSE", 0.1)
+
+    async def scenario(evil: EvilCoordinator, task: asyncio.Task[None], _node: Any) -> None:
+        with watched() as watch:
+            for place in ("phase", "invited", "block", "tensor", "study"):
+                evil.announce()
+                message = evil.outbox.get_nowait()
+                body = message.announcement
+                match place:
+                    case "phase":
+                        body.phase = body.payload.phase = name
+                    case "invited":
+                        body.invited.append(name)
+                    case "block":
+                        body.model.blocks[0].name = name
+                    case "tensor":
+                        body.model.blocks[0].tensors[0].name = name
+                    case "study":
+                        message.study_id = name
+                evil.outbox.put_nowait(message)
+                await _heard(evil)
+            offer = pb.StudyOffer(settings=evil.fed.study.canonical())
+            evil.outbox.put_nowait(pb.CoordinatorMessage(study_id=name, study_offer=offer))
+            await _heard(evil)
+        assert not task.done()
+        assert not evil.uploads
+        watch.check()
+
+    against_a_node(tmp_path, scenario)
+    assert not _escaped(tmp_path)
+
+
+async def _heard(evil: EvilCoordinator) -> None:
+    """Until the node has read everything, through as many sessions as that takes, and had time to act on it."""
+    while not evil.outbox.empty():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
+
+
+def _escaped(folder: Path) -> list[Path]:
+    outside = [path for path in (folder.parent / "escape", Path("/tmp/escape")) if path.exists()]
+    return outside + [path for path in folder.rglob("*") if "escape" in path.name]
 
 
 # --- operations -----------------------------------------------------------------------------------------------
