@@ -266,7 +266,8 @@ class Hub:
     def _handle(self, session: _Session, message: pb.NodeMessage) -> None:
         body = message.WhichOneof("body")
         if body == "heartbeat":
-            session.send(pb.CoordinatorMessage(heartbeat=message.heartbeat))
+            # Not the message itself: whatever else a node put into it would be kept here and sent back.
+            session.send(pb.CoordinatorMessage(heartbeat=pb.Heartbeat(sequence=message.heartbeat.sequence)))
             return
         if body == "hello":
             raise MalformedMessageError("hello is said once")
@@ -274,11 +275,13 @@ class Hub:
         if body == "sit_out":
             runner.sit_out(session.peer.name, message.sit_out)
         elif message.study_answer.accepted:
+            if runner.id in session.accepted:
+                return  # Said before, and answered with what the node should be doing.
             session.accepted.add(runner.id)
             if (now := runner.catch_up(session.peer.name)) is not None:
                 self.send(session.peer.name, now)
             runner.changed()
-        else:
+        elif session.refused.get(runner.id) != message.study_answer.refusal or runner.id in session.accepted:
             log.warning("%s refuses study %s: %s", session.peer.name, runner.id[:12], message.study_answer.refusal)
             session.accepted.discard(runner.id)
             session.refused[runner.id] = message.study_answer.refusal

@@ -30,8 +30,7 @@ class Operations:
         """Take a study up. The same study again is the same study."""
         require(len(request.settings) <= SETTINGS_BYTES, "a study is too long")
         study = Study.from_canonical(request.settings)
-        runner = await asyncio.to_thread(self._coordinator.prepare, study)
-        self._coordinator.start(runner)
+        runner = await self._coordinator.submit(study)
         log.info("study %s submitted by %s", study.id[:12], operator.name)
         return self._status(runner)
 

@@ -185,7 +185,8 @@ class StudyRunner:
     async def _end(self, outcome: str, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
         await asyncio.to_thread(self._store.end_study, self.id, state=outcome, reason=reason)
-        await asyncio.to_thread(self.record().save, self._folder / "record.json")
+        if self.is_open:  # A study may be stopped before its model is made; there is nothing to record then.
+            await asyncio.to_thread(self.record().save, self._folder / "record.json")
         self._emit("study-ended", outcome=outcome, reason=reason)
         for node in self.study.study.roster:
             self._sessions.send(node, self.closing_message())
@@ -423,6 +424,11 @@ class StudyRunner:
 
     async def accept(self, node: str, header: pb.UploadHeader, bulk: BulkFile, *, size: int) -> bool:
         """11. One answer enters the machine and the store; returns whether it was there already."""
+        # Once begun it is finished, even if the node hangs up: a thread cannot be cancelled, and an answer that is in
+        # the sum but not in the store would be refused when it is sent again, and missing after a restart.
+        return await asyncio.shield(asyncio.create_task(self._take(node, header, bulk, size)))
+
+    async def _take(self, node: str, header: pb.UploadHeader, bulk: BulkFile, size: int) -> bool:
         async with self._lock:
             if self._expects(node, header):
                 return True

@@ -39,6 +39,7 @@ class Coordinator:
         self.hub = Hub(heartbeat=heartbeat)
         self.runners: dict[str, StudyRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._submitting = asyncio.Lock()
         self._folder = folder
         self._store = store or Store.in_folder(folder)
         self._listener = listener
@@ -56,6 +57,19 @@ class Coordinator:
         """Take up a study; one that is already here stays as it is."""
         if study.id in self.runners:
             return self.runners[study.id]
+        self._admit(study)
+        return self._runner(study, "running", "")
+
+    async def submit(self, study: Study) -> StudyRunner:
+        """The same while others run. Only the check is left to a thread: sessions belong to the event loop's."""
+        async with self._submitting:  # The same study may come twice at once.
+            if study.id not in self.runners:
+                await asyncio.to_thread(self._admit, study)
+            runner = self.runners.get(study.id) or self._runner(study, "running", "")
+        self.start(runner)
+        return runner
+
+    def _admit(self, study: Study) -> None:
         layout = study.check()
         if 4 * layout.size > self._model_bytes:
             raise ModelTooLargeError(
@@ -63,7 +77,6 @@ class Coordinator:
                 advice="raise [limits] model_bytes in the coordinator's file",
             )
         self._store.add_study(study.id, study.canonical(), now=self._now())
-        return self._runner(study, "running", "")
 
     def start(self, runner: StudyRunner) -> None:
         """Run an unfinished study in the background."""

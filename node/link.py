@@ -10,7 +10,7 @@ from node.config import NodeFile
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.rpc.federation_pb2_grpc import FederationStub
 from secure_fl.transport.base import CoordinatorLink
-from secure_fl.transport.channel import dial, typed_errors
+from secure_fl.transport.channel import dial, received, typed_errors
 
 
 class GrpcLink:
@@ -24,19 +24,19 @@ class GrpcLink:
         """The stream; it has no deadline, heartbeats watch over it."""
         with typed_errors():
             async for message in self._stub.Session(outgoing):
-                yield message
+                yield received(message)
 
     async def upload(self, parts: AsyncIterator[pb.UploadPart], *, timeout: float) -> pb.UploadReceipt:  # noqa: ASYNC109
         """One answer."""
         with typed_errors():
-            receipt: pb.UploadReceipt = await self._stub.Upload(parts, timeout=timeout)
+            receipt: pb.UploadReceipt = received(await self._stub.Upload(parts, timeout=timeout))
         return receipt
 
     async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:  # noqa: ASYNC109
         """One object."""
         with typed_errors():
             async for chunk in self._stub.Download(request, timeout=timeout):
-                yield chunk
+                yield received(chunk)
 
     async def close(self) -> None:
         """Hang up."""

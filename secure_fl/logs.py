@@ -60,7 +60,11 @@ class _TextLines(logging.Formatter):
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         subject = "".join(f" {key}={str(value)[:12]}" for key, value in _subject.get().items())
         line = f"{moment} {record.levelname.lower():7} {record.name}{subject}: {_one_line(record.getMessage())}"
-        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
+        if not record.exc_info:
+            return line
+        # Indented: the text of an exception may be somebody else's, and must not look like an event of its own.
+        traceback = self.formatException(record.exc_info).split("\n")
+        return "\n".join((line, *(f"    {_one_line(part)}" for part in traceback)))
 
 
 class _JsonLines(logging.Formatter):

@@ -10,7 +10,7 @@ from secure_fl.party import DialingFile, DialingSection
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.rpc.operations_pb2_grpc import OperationsStub
 from secure_fl.study import Study
-from secure_fl.transport.channel import dial, typed_errors
+from secure_fl.transport.channel import dial, received, typed_errors
 
 _CALL_SECONDS = 60.0
 _EXPORT_SECONDS = 3600.0
@@ -37,19 +37,20 @@ class Operator:
         """Hand a study in; the same study again is the same study."""
         with typed_errors():
             request = pb.SubmitRequest(settings=study.canonical())
-            status: pb.StudyStatus = await self._stub.Submit(request, timeout=_CALL_SECONDS)
+            status: pb.StudyStatus = received(await self._stub.Submit(request, timeout=_CALL_SECONDS))
         return status
 
     async def status(self, study_id: str = "") -> tuple[pb.StudyStatus, ...]:
         """All studies, or one with its record."""
         with typed_errors():
-            reply = await self._stub.Status(pb.StatusRequest(study_id=study_id), timeout=_CALL_SECONDS)
+            reply = received(await self._stub.Status(pb.StatusRequest(study_id=study_id), timeout=_CALL_SECONDS))
         return tuple(reply.studies)
 
     async def stop(self, study_id: str) -> pb.StudyStatus:
         """End a study early."""
         with typed_errors():
-            status: pb.StudyStatus = await self._stub.Stop(pb.StopRequest(study_id=study_id), timeout=_CALL_SECONDS)
+            request = pb.StopRequest(study_id=study_id)
+            status: pb.StudyStatus = received(await self._stub.Stop(request, timeout=_CALL_SECONDS))
         return status
 
     async def export(self, study_id: str, path: Path) -> int:
@@ -59,7 +60,7 @@ class Operator:
         try:
             with typed_errors(), partial.open("wb") as file:
                 async for part in self._stub.Export(pb.ExportRequest(study_id=study_id), timeout=_EXPORT_SECONDS):
-                    version = part.version
+                    version = received(part).version
                     file.write(part.data)
             partial.replace(path)
         finally:

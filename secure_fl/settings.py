@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ _SHOWN_CHARS = 80
 
 M = TypeVar("M", bound="Settings")
 
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _DEPTH = 16  # sections in a file, and lists or tables as values of a task's own settings
 
 
@@ -83,9 +85,12 @@ def _tuples(value: Any, depth: int = 0) -> Any:
         # A study comes from the coordinator: no offer may exhaust the stack of the site that reads it.
         raise SettingsError("the settings are nested too deeply")
     if isinstance(value, Mapping):
-        return {key: _tuples(item, depth + 1) for key, item in value.items()}
+        return {_tuples(key, depth + 1): _tuples(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return tuple(_tuples(item, depth + 1) for item in value)
+    if isinstance(value, str) and _SURROGATE.search(value):
+        # JSON can spell half a character. Nothing can encode it, so no hash, file or log could hold it.
+        raise SettingsError("the settings hold text that is not Unicode")
     return value
 
 

@@ -79,7 +79,7 @@ def _load(name: str, target: str) -> type[Task]:
     module, _, attribute = target.partition(":")
     try:
         loaded = import_module(module)
-    except Exception as error:  # A module may fail to import in any way it likes.
+    except (Exception, SystemExit) as error:  # A module may fail to import in any way it likes, or want to exit.
         raise SettingsError(
             f"task {name!r}: module {module!r} cannot be imported at this site ({type(error).__name__})",
             advice="install the package that provides it at this site",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 from urllib.request import getproxies, proxy_bypass
 
 import grpc
 import grpc.aio
 
-from secure_fl.errors import NetworkError, SettingsError
+from secure_fl.errors import MalformedMessageError, NetworkError, SettingsError
 from secure_fl.identity.certificates import Certificate, utc_now
 from secure_fl.identity.pinning import fetch_pinned
 from secure_fl.limits import MESSAGE_BYTES
 from secure_fl.party import DialingFile
 from secure_fl.transport.errors import error_from_status
+
+M = TypeVar("M")
 
 _CONNECT_SECONDS = 20.0
 
@@ -74,6 +77,13 @@ def typed_errors() -> Iterator[None]:
         if task is not None and task.cancelling():
             raise
         raise NetworkError("the link was closed in the middle of a call") from None
+
+
+def received(message: M | None) -> M:
+    """What a call returned; gRPC hands out None for bytes that do not decode."""
+    if message is None:
+        raise MalformedMessageError("a message of the coordinator does not decode")
+    return message
 
 
 async def _ready(channel: grpc.aio.Channel) -> None:

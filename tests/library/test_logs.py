@@ -115,3 +115,16 @@ def test_a_task_inherits_what_it_is_about() -> None:
 
     asyncio.run(run())
     assert "study=cdcdcdcdcdcd: done" in stream.getvalue()
+
+
+def test_the_text_of_an_exception_does_not_look_like_an_event() -> None:
+    stream = io.StringIO()
+    logs.configure(level="info", style="text", stream=stream)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("secure_fl.test").exception("failed")
+    event, *traceback = stream.getvalue().removesuffix("\n").split("\n")
+    assert event.endswith("error   secure_fl.test: failed")
+    assert any("info forged" in line for line in traceback)
+    assert all(line.startswith("    ") and line.isprintable() for line in traceback)

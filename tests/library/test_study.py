@@ -196,6 +196,21 @@ def test_a_deeply_nested_offer_is_refused(depth: int, opening: bytes, closing: b
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"task": {"name": "digits", "settings": {"x": {"\\ud800": 1}}}},
+        {"task": {"name": "digits", "settings": {"x": ["\\udfff"]}}},
+        {"task": {"name": "digits", "dataset": "\\ud83d"}},
+    ],
+)
+def test_half_a_character_is_refused(change: dict[str, Any]) -> None:
+    """JSON can spell it, and nothing can encode it: it once ended the node that was offered it."""
+    offer = json.dumps({"version": 1, **change}).replace("\\\\", "\\").encode()
+    with pytest.raises(SettingsError, match="not Unicode"):
+        Study.from_canonical(offer)
+
+
+@pytest.mark.parametrize(
     "offer",
     [
         b"",

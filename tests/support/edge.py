@@ -55,7 +55,12 @@ def at_the_edge(folder: Path, scenario: Scenario, **limits: Any) -> None:
     """Run a scenario against a real server."""
 
     async def run() -> None:
-        table = {"study": {"rounds": 1}, "simulation": {"nodes": 3}, "rounds": {"gather": 60}}
+        table: dict[str, Any] = {
+            "study": {"rounds": 1},
+            "simulation": {"nodes": 3},
+            "rounds": {"gather": 60},
+            "protection": {"kind": "none"},
+        }
         workspace = prepare(folder / "run", Study.parse(table), policy={})
         table = read_toml(workspace.coordinator_file)
         workspace.coordinator_file.write_bytes(tomli_w.dumps({**table, "limits": limits}).encode())

@@ -141,6 +141,7 @@ class Federation:
 
     def __init__(self, folder: Path, settings: dict[str, Any], *, nodes: int = 4) -> None:
         settings = {"study": {"rounds": 2}, "simulation": {"nodes": nodes}, **settings}
+        settings.setdefault("protection", {"kind": "none"})
         settings.setdefault("rounds", {"deadline": 20, "phase_deadline": 20, "gather": 3})
         self.workspace: Workspace = prepare(folder, Study.parse(settings), policy={})
         self.workspace.point_nodes_at(0)

@@ -109,3 +109,11 @@ def test_a_module_that_fails_as_it_loads_is_a_settings_error(tmp_path: Path, mon
 def test_an_attribute_that_is_no_task_is_refused(name: str, problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
         tasks.resolve(name)
+
+
+def test_a_module_that_exits_is_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study names the module: it must not end the process that looks at it."""
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError, match="SystemExit"):
+        tasks.create("leaves:Task", {})
