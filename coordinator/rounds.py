@@ -28,6 +28,7 @@ from secure_fl.errors import (
     LateMessageError,
     ProtectionError,
     RoundError,
+    StorageError,
     StudyAbortedError,
     StudyStoppedError,
 )
@@ -86,6 +87,8 @@ class StudyRunner:
         self._attempt: Attempt | None = None
         self._machine: RoundMachine | None = None
         self._answers: dict[tuple[str, str], StoredAnswer] = {}
+        self._entering: set[asyncio.Task[bool]] = set()
+        self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
         self._traffic: dict[str, Traffic] = {}
         self._away_since: dict[str, float] = {}
         self._missing: frozenset[str] = frozenset()
@@ -258,6 +261,7 @@ class StudyRunner:
                     self._sessions.send(node, announcement)
             await self._wait_for_answers(machine, self._deadline(position))
             async with self._lock:
+                self._require_whole()
                 await asyncio.to_thread(self._store.close_phase, attempt, position, machine.phase)
                 opened = await asyncio.to_thread(machine.close)
             if opened is not None:
@@ -331,6 +335,7 @@ class StudyRunner:
         loop = asyncio.get_running_loop()
         while machine.waiting and loop.time() < deadline:
             await self._next_change(min(1.0, max(0.01, deadline - loop.time())))
+            self._require_whole()
             ready = self._sessions.ready(self.id)
             for node in machine.waiting:
                 if node in ready:
@@ -405,6 +410,13 @@ class StudyRunner:
 
     async def accept(self, node: str, header: pb.UploadHeader, bulk: BulkFile, *, size: int) -> bool:
         """11. One answer enters the machine and the store; returns whether it was there already."""
+        # A line that is cut now cancels the call. It must not cancel this: half an answer cannot be taken back.
+        entering = asyncio.create_task(self._take(node, header, bulk, size))
+        self._entering.add(entering)
+        entering.add_done_callback(self._entering.discard)
+        return await asyncio.shield(entering)
+
+    async def _take(self, node: str, header: pb.UploadHeader, bulk: BulkFile, size: int) -> bool:
         async with self._lock:
             if self._expects(node, header):
                 return True
@@ -414,7 +426,14 @@ class StudyRunner:
             message = Message(body=header.payload.body)
             await asyncio.to_thread(machine.accept, node, header.phase, message, bulk)
             answer = StoredAnswer(node=node, phase=header.phase, header=header, bytes=size)
-            await asyncio.to_thread(self._store.add_answer, attempt, answer)
+            try:
+                await asyncio.to_thread(self._store.add_answer, attempt, answer)
+            except StorageError as error:
+                # The machine has it, the store has not: only a replay makes them agree again.
+                self._torn = error
+                self._settled.clear()
+                self._pulse.set()
+                raise
             self._answers[header.phase, node] = answer
         self._emit("answered", round=attempt.number, phase=header.phase, node=node)
         self._pulse.set()
@@ -487,6 +506,7 @@ class StudyRunner:
             # Who vanished in this round is not waited for before the next; whoever is back is ready anyway.
             self._missing |= {node for node, reason in self._machine.left.items() if reason == "NotConnected"}
         self._attempt = self._machine = None
+        self._torn = None
         self._answers, self._traffic = {}, {}
 
     def _close_round(self, attempt: Attempt, *, committed: bool, reason: str) -> None:
@@ -503,6 +523,10 @@ class StudyRunner:
         if self._machine is None:
             raise LateMessageError("no round is open")
         return self._machine
+
+    def _require_whole(self) -> None:
+        if self._torn is not None:
+            raise self._torn
 
     def _emit(self, event: str, /, **fields: Any) -> None:
         self._listener(event, {"study_id": self.id, **fields})

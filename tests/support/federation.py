@@ -210,13 +210,18 @@ class Federation:
     # --- nodes ------------------------------------------------------------------------------------------------
 
     def start_node(
-        self, name: str, faults: Faults | None = None, executor: Any = None, network: Network | None = None
+        self,
+        name: str,
+        faults: Faults | None = None,
+        executor: Any = None,
+        network: Network | None = None,
+        link: type[LocalLink] = LocalLink,
     ) -> asyncio.Task[None]:
         """Start a node from what is on its disk."""
         faults, network = faults or Faults(), network or Network()
         self.networks.append(network)
         file = NodeFile.read(self.workspace.node_file(name))
-        connector = _Connector(self, file, faults, network)
+        connector = _Connector(self, file, faults, network, link)
         node = Node(file, connector, executor or FakeTraining(faults), until_done=True)
         task = asyncio.create_task(node.run(), name=name)
         self._tasks.append(task)
@@ -253,15 +258,20 @@ async def _watch(faults: Faults) -> None:
 
 
 class _Connector:
-    def __init__(self, federation: Federation, file: NodeFile, faults: Faults, network: Network) -> None:
+    def __init__(
+        self, federation: Federation, file: NodeFile, faults: Faults, network: Network, link: type[LocalLink]
+    ) -> None:
         self._federation = federation
         self._certificate = file.credential().certificate
         self._faults = faults
         self._network = network
+        self._link = link
 
     async def connect(self) -> CoordinatorLink:
+        if self._faults.fired.is_set():
+            await asyncio.Event().wait()  # The dead do not dial.
         service = self._federation.services[0]
         if service is None:
             raise NetworkError("no coordinator is running")
-        link = RoughLink(LocalLink(service, self._certificate), self._network)
+        link = RoughLink(self._link(service, self._certificate), self._network)
         return FaultyLink(link, self._faults, lambda: self._federation.services[0] is service)

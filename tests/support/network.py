@@ -34,11 +34,13 @@ CUT, DUPLICATE, DELAY, REORDER, CORRUPT, HANG, DEAF = FAULTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LinkFault:
-    """What happens to the n-th message that passes a point, or with `occurrence` 0 to every one."""
+    """What happens to the n-th message that passes a point in a round; with `ever_after` to it and all that follow."""
 
     what: str
     point: str
+    round: int = 0  # 0: whatever round it belongs to
     occurrence: int = 1
+    ever_after: bool = False
     seconds: float = 0.0  # of a delay
     part: int = 0  # of an upload or download: the part that is damaged, or after which the line is cut
     byte: int = 0  # of that part's serialised form, counted from the end where negative
@@ -58,7 +60,7 @@ class Network:
     """One node's network: the faults it has, and what passed."""
 
     faults: tuple[LinkFault, ...] = ()
-    seen: dict[str, int] = field(default_factory=dict)
+    seen: dict[tuple[str, int], int] = field(default_factory=dict)
     struck: list[LinkFault] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     late: list[list[pb.UploadPart]] = field(default_factory=list)  # uploads that arrive again after the next one
@@ -66,14 +68,22 @@ class Network:
     echoes: list[pb.UploadReceipt | SecureFLError] = field(default_factory=list)  # how those, and delayed ones, fared
     tasks: list[asyncio.Task[pb.UploadReceipt]] = field(default_factory=list)
 
-    def passes(self, point: str) -> LinkFault | None:
-        """Count a message, and say what befalls it."""
-        self.seen[point] = self.seen.get(point, 0) + 1
+    def passes(self, point: str, number: int = 0) -> LinkFault | None:
+        """Count a message of round `number`, and say what befalls it."""
+        for key in {(point, 0), (point, number)}:
+            self.seen[key] = self.seen.get(key, 0) + 1
         for fault in self.faults:
-            if fault.point == point and fault.occurrence in (0, self.seen[point]):
+            if fault.point == point and self._is_due(fault, number):
                 self.struck.append(fault)
                 return fault
         return None
+
+    def _is_due(self, fault: LinkFault, number: int) -> bool:
+        if fault.ever_after:
+            return number >= fault.round and self.seen[fault.point, 0] >= fault.occurrence
+        if fault.round not in (0, number):
+            return False
+        return self.seen[fault.point, fault.round] == fault.occurrence
 
     async def close(self) -> None:
         """What is still under way is lost."""
@@ -91,7 +101,7 @@ class RoughLink:
     def __init__(self, inner: CoordinatorLink, network: Network) -> None:
         self._inner = inner
         self._network = network
-        self._objects: dict[bytes, str] = {}  # SHA-256 → the phase it was announced in
+        self._objects: dict[bytes, tuple[str, int]] = {}  # SHA-256 → the phase and round it was announced in
         self._pump: asyncio.Task[None] | None = None
 
     # --- the session ------------------------------------------------------------------------------------------
@@ -113,7 +123,7 @@ class RoughLink:
     async def _listen(self, outgoing: AsyncIterator[pb.NodeMessage], queue: _Down) -> None:
         try:
             async for message in self._inner.session(self._say(outgoing, queue)):
-                fault = self._network.passes(self._point(message))
+                fault = self._network.passes(self._point(message), message.announcement.round)
                 if message.round_closed.committed:
                     self._network.committed.add((message.round_closed.round, message.round_closed.attempt))
                 if fault is not None and fault.what == DEAF:
@@ -174,8 +184,10 @@ class RoughLink:
             return f"tell:{body}"
         announcement = message.announcement
         if announcement.HasField("bulk"):
-            self._objects[announcement.bulk.sha256] = announcement.phase
-        self._objects.setdefault(announcement.model.object.sha256, announcement.phase)
+            self._objects[announcement.bulk.sha256] = (announcement.phase, announcement.round)
+        model = announcement.model.object.sha256
+        if self._objects.get(model, ("", 0))[1] != announcement.round:  # Later phases name it too.
+            self._objects[model] = (announcement.phase, announcement.round)
         return f"tell:{announcement.phase}"
 
     # --- uploads ----------------------------------------------------------------------------------------------
@@ -186,7 +198,7 @@ class RoughLink:
         header = whole[0].header
         octets = b"".join(part.SerializeToString(deterministic=True) for part in whole)
         self._network.sent.append(Sent(header=header, octets=octets))
-        fault = self._network.passes(f"send:{header.phase}")
+        fault = self._network.passes(f"send:{header.phase}", header.round)
         if fault is None:
             receipt = await self._inner.upload(_iterate(whole), timeout=timeout)
         else:
@@ -196,7 +208,7 @@ class RoughLink:
             self._network.late.append(whole)  # It arrives once more, after the next one.
         for old in late:
             await self._echo(old)
-        back = self._network.passes(f"receipt:{header.phase}")
+        back = self._network.passes(f"receipt:{header.phase}", header.round)
         if back is not None and back.what == CUT:
             raise NetworkError("the line was cut")
         if back is not None and back.what == DELAY:
@@ -277,7 +289,8 @@ class RoughLink:
 
     async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:  # noqa: ASYNC109
         """Forward one object, whole or not."""
-        fault = self._network.passes(f"fetch:{self._objects.get(request.sha256, '')}")
+        phase, number = self._objects.get(request.sha256, ("", 0))
+        fault = self._network.passes(f"fetch:{phase}", number)
         if fault is None:
             async for chunk in self._inner.download(request, timeout=timeout):
                 yield chunk

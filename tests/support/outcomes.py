@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coordinator.store import COMMITTED, Store, rounds
 from secure_fl.errors import SecureFLError, by_code
-from secure_fl.record import RoundRecord
+from secure_fl.record import RoundRecord, round_from_json
 from tests.support.federation import Federation
 
 
@@ -35,15 +36,11 @@ class Ending:
 
 def ending(fed: Federation) -> Ending:
     """Read from the files alone; what was announced comes from the listener and from the nodes' sessions."""
-    store = Store.in_folder(fed.workspace.coordinator_state)
-    try:
-        stored = next(study for study in store.studies() if study.id == fed.study.id)
-        records = store.records(fed.study.id)
-        with store._engine.connect() as raw:
-            facts = {(r.number, r.attempt) for r in raw.execute(rounds.select()) if r.state == COMMITTED}
-    finally:
-        store.close()
-    state, reason = stored.state, stored.reason
+    with contextlib.closing(sqlite3.connect(fed.workspace.coordinator_state / "coordinator.sqlite")) as raw:
+        state, reason = raw.execute("SELECT state, reason FROM studies WHERE id = ?", (fed.study.id,)).fetchone()
+        rows = raw.execute("SELECT number, attempt, record FROM rounds WHERE state = 'committed' ORDER BY number")
+        facts = {(number, attempt): round_from_json(json.loads(record)) for number, attempt, record in rows}
+    records = tuple(facts.values())
     if state == "running":
         failures = [fields["code"] for kind, fields in fed.events if kind == "study-failed"]
         state, reason = ("aborted", failures[-1]) if failures else (state, "")
@@ -55,7 +52,7 @@ def ending(fed: Federation) -> Ending:
         if kept.get(fields["number"]) != json.loads(json.dumps({k: v for k, v in fields.items() if k != "study_id"}))
     }
     told = set().union(*(network.committed for network in fed.networks))
-    lost |= {number for number, attempt in told - facts}
+    lost |= {number for number, _ in told - facts.keys()}
     committed = {fields["number"] for fields in announced} | {number for number, _ in told}
     return Ending(state=state, reason=reason, records=records, committed=len(committed), lost=len(lost))
 
