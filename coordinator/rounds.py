@@ -87,6 +87,7 @@ class StudyRunner:
         self._attempt: Attempt | None = None
         self._machine: RoundMachine | None = None
         self._answers: dict[tuple[str, str], StoredAnswer] = {}
+        self._began = 0.0  # on the loop's clock
         self._entering: set[asyncio.Task[bool]] = set()
         self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
         self._traffic: dict[str, Traffic] = {}
@@ -240,7 +241,9 @@ class StudyRunner:
             opened = await asyncio.to_thread(machine.close)
         if opened is None:
             await self._feed(machine, machine.phase, answers)
-        self._enter(attempt, machine, {(answer.phase, answer.node): answer for answer in answers})
+        # Only the wall clock spans two lives of the coordinator; a clock that was set back counts as no time at all.
+        before = max(0.0, self._now() - attempt.started)
+        self._enter(attempt, machine, {(answer.phase, answer.node): answer for answer in answers}, before)
         self._emit("round-resumed", round=attempt.number, attempt=attempt.attempt)
         return opened
 
@@ -283,7 +286,7 @@ class StudyRunner:
                 traffic=self._traffic,
                 metrics=decoded.metrics,
                 blocks_kept=decoded.blocks_kept,
-                seconds=self._now() - attempt.started,
+                seconds=asyncio.get_running_loop().time() - self._began,
             ),
             roster=self.study.study.roster,
             per_node=self.study.metrics.share == "per-node",
@@ -493,8 +496,10 @@ class StudyRunner:
         attempt: Attempt,
         machine: RoundMachine,
         answers: dict[tuple[str, str], StoredAnswer] | None = None,
+        seconds: float = 0.0,
     ) -> None:
         self._attempt, self._machine = attempt, machine
+        self._began = asyncio.get_running_loop().time() - seconds
         self._answers = answers or {}
         for (_, node), answer in self._answers.items():
             self.count(node, up=answer.bytes)
