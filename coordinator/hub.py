@@ -19,6 +19,7 @@ from secure_fl.errors import (
     NotConnectedError,
     NotEnrolledError,
     SecureFLError,
+    StorageError,
 )
 from secure_fl.identity.certificates import Certificate
 from secure_fl.limits import SESSION_QUEUE
@@ -260,6 +261,7 @@ class Hub:
             NetworkError,
             MalformedMessageError,
             NotEnrolledError,
+            StorageError,  # What the node should be told cannot be written just now; it dials again.
         ) as error:
             log.info("the session of %s ends: %s", session.peer.name, type(error).__name__)
         finally:

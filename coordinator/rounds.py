@@ -172,8 +172,9 @@ class StudyRunner:
 
     async def _end(self, outcome: str, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
-        await asyncio.to_thread(self._store.end_study, self.id, state=outcome, reason=reason)
+        # The record first: a study that has ended is not run again, so nobody would write it any more.
         await asyncio.to_thread(self.record().save, self._folder / "record.json")
+        await asyncio.to_thread(self._store.end_study, self.id, state=outcome, reason=reason)
         self._emit("study-ended", outcome=outcome, reason=reason)
         for node in self.study.study.roster:
             self._sessions.send(node, self.closing_message())

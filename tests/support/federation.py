@@ -188,7 +188,9 @@ class Federation:
             coordinator.hub.hang_up()
             with contextlib.suppress(Killed):
                 await coordinator.close()
-        return runner.record() if runner.outcome == "finished" else None
+        if runner.outcome != "finished":
+            return None
+        return runner.record() if runner.is_open else StudyRecord.load(self.workspace.study_state / "record.json")
 
     def open_store(self, faults: Faults | None = None) -> FaultyStore:
         """The coordinator's store, as it is on disk."""
