@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from coordinator.depot import BulkFile, Depot
 from coordinator.events import Listener, ignore
@@ -38,6 +38,8 @@ from secure_fl.round_context import round_context
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study import Study
 from secure_fl.wire import reference
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class StudyRunner:
         self._machine: RoundMachine | None = None
         self._answers: dict[tuple[str, str], StoredAnswer] = {}
         self._began = 0.0  # on the loop's clock
-        self._entering: set[asyncio.Task[bool]] = set()
+        self._entering: set[asyncio.Task[Any]] = set()  # what a cancellation does not stop
         self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
         self._traffic: dict[str, Traffic] = {}
         self._away_since: dict[str, float] = {}
@@ -164,6 +166,10 @@ class StudyRunner:
 
     async def stop(self) -> None:
         """End the study early. The caller has cancelled `run`; committed rounds stay."""
+        if self._entering:
+            await asyncio.wait(self._entering)
+        if self.is_open:
+            self._records = list(await asyncio.to_thread(self._store.records, self.id))
         attempt = await asyncio.to_thread(self._store.open_attempt, self.id)
         if attempt is not None:
             await self._void(attempt, StudyStoppedError("the study lead stopped the study"))
@@ -292,7 +298,9 @@ class StudyRunner:
             roster=self.study.study.roster,
             per_node=self.study.metrics.share == "per-node",
         )
-        await asyncio.to_thread(self._store.commit_round, attempt, record, stepped and stepped[0])
+        # A stop cancels this task but not the transaction; it waits for it, so that both tell the same story.
+        commit = asyncio.to_thread(self._store.commit_round, attempt, record, stepped and stepped[0])
+        await self._whole(commit)
         # From here on the round is a fact; what follows can be lost and rebuilt.
         previous = self._model.current
         if stepped is not None:
@@ -415,10 +423,14 @@ class StudyRunner:
     async def accept(self, node: str, header: pb.UploadHeader, bulk: BulkFile, *, size: int) -> bool:
         """11. One answer enters the machine and the store; returns whether it was there already."""
         # A line that is cut now cancels the call. It must not cancel this: half an answer cannot be taken back.
-        entering = asyncio.create_task(self._take(node, header, bulk, size))
-        self._entering.add(entering)
-        entering.add_done_callback(self._entering.discard)
-        return await asyncio.shield(entering)
+        return await self._whole(self._take(node, header, bulk, size))
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something to its end, also when whoever waits for it is cancelled."""
+        task = asyncio.create_task(work)
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+        return await asyncio.shield(task)
 
     async def _take(self, node: str, header: pb.UploadHeader, bulk: BulkFile, size: int) -> bool:
         async with self._lock:
