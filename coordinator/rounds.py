@@ -103,7 +103,7 @@ class StudyRunner:
         """Run to the end, from wherever the store says the study is. Raises `StudyAbortedError`."""
         self._leave()
         self._settled.clear()
-        await asyncio.to_thread(self._open)
+        await self._whole(asyncio.to_thread(self._open))
         try:
             while (number := len(self._records) + 1) <= self.study.study.rounds:
                 await self._round(number, TRAIN)
@@ -168,8 +168,9 @@ class StudyRunner:
         """End the study early. The caller has cancelled `run`; committed rounds stay."""
         if self._entering:
             await asyncio.wait(self._entering)
-        if self.is_open:
-            self._records = list(await asyncio.to_thread(self._store.records, self.id))
+        if not self.is_open:
+            await asyncio.to_thread(self._open)
+        self._records = list(await asyncio.to_thread(self._store.records, self.id))
         attempt = await asyncio.to_thread(self._store.open_attempt, self.id)
         if attempt is not None:
             await self._void(attempt, StudyStoppedError("the study lead stopped the study"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.service import Coordinator
 from secure_fl.record import StudyRecord
 from tests.support.federation import FaultyStore, Federation
 from tests.support.outcomes import ending
@@ -53,5 +54,19 @@ def test_a_stop_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypat
         assert not [fields for kind, fields in fed.events if kind == "round-void"]
         assert [record.number for record in end.records] == [1, 2]
         assert StudyRecord.load(fed.workspace.study_state / "record.json").rounds == end.records
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_study_can_be_stopped_before_it_has_begun(tmp_path: Path) -> None:
+    async def run() -> None:
+        fed = Federation(tmp_path / "run", SETTINGS)
+        coordinator = Coordinator(fed.workspace.coordinator_state)
+        runner = coordinator.prepare(fed.study)
+        coordinator.start(runner)
+        await coordinator.stop(runner)
+        await coordinator.close()
+        assert str(ending(fed)) == "aborted: StudyStopped"
+        assert StudyRecord.load(fed.workspace.study_state / "record.json").outcome == "aborted"
 
     asyncio.run(asyncio.wait_for(run(), 60))
