@@ -26,6 +26,7 @@ from secure_fl.errors import (
     CohortTooSmallError,
     ConflictingUploadError,
     LateMessageError,
+    NotConnectedError,
     ProtectionError,
     RoundError,
     StorageError,
@@ -103,6 +104,8 @@ class StudyRunner:
         """Run to the end, from wherever the store says the study is. Raises `StudyAbortedError`."""
         self._leave()
         self._settled.clear()
+        if self._entering:  # of the life before; a replay that overtook them would miss an answer
+            await asyncio.wait(self._entering)
         await self._whole(asyncio.to_thread(self._open))
         try:
             while (number := len(self._records) + 1) <= self.study.study.rounds:
@@ -403,6 +406,8 @@ class StudyRunner:
             return self._expects(node, header)
 
     def _expects(self, node: str, header: pb.UploadHeader) -> bool:
+        if self.outcome == "running" and not self._settled.is_set():
+            raise NotConnectedError("the round is being replayed")  # The node asks again.
         attempt, machine = self._attempt, self._machine
         if attempt is None or machine is None or (header.round, header.attempt) != (attempt.number, attempt.attempt):
             raise LateMessageError(f"{node}: round {header.round} attempt {header.attempt} is over")
