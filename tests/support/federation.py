@@ -50,6 +50,7 @@ class FaultyLink:
         while (item := await queue.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
+            self._require_alive()  # What is left of a killed coordinator in this process must not keep its nodes.
             body = str(item.WhichOneof("body"))
             point = f"announce:{item.announcement.phase}" if body == "announcement" else body
             await self._maybe_die(point)
