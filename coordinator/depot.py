@@ -34,9 +34,12 @@ class BulkFile:
 
     def read(self, offset: int, count: int) -> bytes:
         """`count` bytes from `offset`."""
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            return file.read(count)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                return file.read(count)
+        except OSError as error:
+            raise StorageError(f"an accepted upload cannot be read ({error.strerror})") from error
 
 
 class Depot:
@@ -49,6 +52,8 @@ class Depot:
         try:
             for part in (self._objects, self._spool, self._checkpoints):
                 part.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.rglob("*.part"):  # of a coordinator that was killed while it wrote
+                leftover.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
 
@@ -83,12 +88,15 @@ class Depot:
     def prune(self, *, keep_from: int, keep_objects: set[bytes]) -> None:
         """Drop what no node can need any more: old objects, old checkpoints, the uploads of finished rounds."""
         names = {digest.hex() for digest in keep_objects}
-        for path in self._objects.iterdir():
-            if path.name not in names:
-                path.unlink(missing_ok=True)
-        for path in self._checkpoints.glob("*.safetensors"):
-            if int(path.stem) <= keep_from - _KEPT_MODELS:
-                path.unlink(missing_ok=True)
+        try:
+            for path in self._objects.iterdir():
+                if path.name not in names:
+                    path.unlink(missing_ok=True)
+            for path in self._checkpoints.glob("*.safetensors"):
+                if int(path.stem) <= keep_from - _KEPT_MODELS:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"old models cannot be removed ({error.strerror})") from error
 
     # --- uploads ----------------------------------------------------------------------------------------------
 
@@ -132,4 +140,7 @@ class Depot:
     def clear_spool(self) -> None:
         """Forget the uploads of a round that is over."""
         shutil.rmtree(self._spool, ignore_errors=True)
-        self._spool.mkdir(parents=True, exist_ok=True)
+        try:
+            self._spool.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self._spool}: cannot be created ({error.strerror})") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import secure_fl
@@ -45,8 +45,9 @@ _SLOWEST_BYTES_PER_SECOND = 256 * 1024
 class _Session:
     """One connected node."""
 
-    def __init__(self, peer: Certificate) -> None:
+    def __init__(self, peer: Certificate, forget: Callable[[_Session], None]) -> None:
         self.peer = peer
+        self._forget = forget
         self.accepted: set[str] = set()
         self.refused: dict[str, str] = {}  # study → error code
         self.outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue(SESSION_QUEUE)
@@ -61,10 +62,11 @@ class _Session:
             self.end()
 
     def end(self) -> None:
-        """Make the stream end after dropping what waits."""
+        """Make the stream end after dropping what waits. The stream of a node that does not read may never notice."""
         while not self.outgoing.empty():
             self.outgoing.get_nowait()
         self.outgoing.put_nowait(None)
+        self._forget(self)
 
 
 class Hub:
@@ -81,7 +83,7 @@ class Hub:
     def add(self, runner: StudyRunner) -> None:
         """Offer a study to its roster."""
         self._runners[runner.id] = runner
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             if _enrolled(session.peer, runner):
                 session.send(_offer(runner))
 
@@ -129,7 +131,7 @@ class Hub:
 
     def hang_up(self) -> None:
         """End every session."""
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             session.end()
 
     # --- FederationService ------------------------------------------------------------------------------------
@@ -139,11 +141,12 @@ class Hub:
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         """One node's stream: hello, welcome, then announcements until either side hangs up."""
         version = negotiate((await self._hello(incoming)).versions)
-        if (earlier := self._sessions.get(peer.fingerprint)) is not None:
+        earlier = self._sessions.get(peer.fingerprint)
+        session = _Session(peer, self._forget)
+        self._sessions[peer.fingerprint] = session
+        if earlier is not None:
             log.info("%s connected again; its earlier session ends", peer.name)
             earlier.end()
-        session = _Session(peer)
-        self._sessions[peer.fingerprint] = session
         self._idle.clear()
         reader = asyncio.create_task(self._read(session, incoming))
         log.info("%s connected", peer.name)
@@ -158,13 +161,17 @@ class Hub:
                 raise session.offence
         finally:
             reader.cancel()
-            if self._sessions.get(peer.fingerprint) is session:
-                del self._sessions[peer.fingerprint]
-                log.info("%s disconnected", peer.name)
-            if not self._sessions:
-                self._idle.set()
-            for runner in self._runners.values():
-                runner.changed()
+            self._forget(session)
+
+    def _forget(self, session: _Session) -> None:
+        """A session is over: its node is neither connected nor ready."""
+        if self._sessions.get(session.peer.fingerprint) is session:
+            del self._sessions[session.peer.fingerprint]
+            log.info("%s disconnected", session.peer.name)
+        if not self._sessions:
+            self._idle.set()
+        for runner in self._runners.values():
+            runner.changed()
 
     async def upload(self, peer: Certificate, parts: AsyncIterator[pb.UploadPart]) -> pb.UploadReceipt:
         """One answer to one phase. A node has one upload at a time: a newer one (a retry) ends the one before."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from coordinator.depot import BulkFile, Depot
 from coordinator.machine import RoundMachine
@@ -26,8 +26,10 @@ from secure_fl.errors import (
     CohortTooSmallError,
     ConflictingUploadError,
     LateMessageError,
+    NotConnectedError,
     ProtectionError,
     RoundError,
+    StorageError,
     StudyAbortedError,
     StudyStoppedError,
 )
@@ -38,6 +40,8 @@ from secure_fl.round_context import round_context
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study import Study
 from secure_fl.wire import reference
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +91,9 @@ class StudyRunner:
         self._attempt: Attempt | None = None
         self._machine: RoundMachine | None = None
         self._answers: dict[tuple[str, str], StoredAnswer] = {}
+        self._began = 0.0  # on the loop's clock
+        self._entering: set[asyncio.Task[Any]] = set()  # what a cancellation does not stop
+        self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
         self._traffic: dict[str, Traffic] = {}
         self._away_since: dict[str, float] = {}
         self._missing: frozenset[str] = frozenset()
@@ -98,7 +105,9 @@ class StudyRunner:
         """Run to the end, from wherever the store says the study is. Raises `StudyAbortedError`."""
         self._leave()
         self._settled.clear()
-        await asyncio.to_thread(self._open)
+        if self._entering:  # of the life before; a replay that overtook them would miss an answer
+            await asyncio.wait(self._entering)
+        await self._whole(asyncio.to_thread(self._open))
         try:
             while (number := len(self._records) + 1) <= self.study.study.rounds:
                 with logs.about(round=number):
@@ -176,6 +185,11 @@ class StudyRunner:
 
     async def stop(self) -> None:
         """End the study early. The caller has cancelled `run`; committed rounds stay."""
+        if self._entering:
+            await asyncio.wait(self._entering)
+        if not self.is_open:
+            await asyncio.to_thread(self._open)
+        self._records = list(await asyncio.to_thread(self._store.records, self.id))
         attempt = await asyncio.to_thread(self._store.open_attempt, self.id)
         if attempt is not None:
             await self._void(attempt, StudyStoppedError("the study lead stopped the study"))
@@ -184,9 +198,9 @@ class StudyRunner:
 
     async def _end(self, outcome: str, reason: str) -> None:
         self.outcome, self.reason = outcome, reason
+        # The record first: a study that has ended is not run again, so nobody would write it any more.
+        await asyncio.to_thread(self.record().save, self._folder / "record.json")
         await asyncio.to_thread(self._store.end_study, self.id, state=outcome, reason=reason)
-        if self.is_open:  # A study may be stopped before its model is made; there is nothing to record then.
-            await asyncio.to_thread(self.record().save, self._folder / "record.json")
         self._emit("study-ended", outcome=outcome, reason=reason)
         for node in self.study.study.roster:
             self._sessions.send(node, self.closing_message())
@@ -254,7 +268,9 @@ class StudyRunner:
             opened = await asyncio.to_thread(machine.close)
         if opened is None:
             await self._feed(machine, machine.phase, answers)
-        self._enter(attempt, machine, {(answer.phase, answer.node): answer for answer in answers})
+        # Only the wall clock spans two lives of the coordinator; a clock that was set back counts as no time at all.
+        before = max(0.0, self._now() - attempt.started)
+        self._enter(attempt, machine, {(answer.phase, answer.node): answer for answer in answers}, before)
         self._emit("round-resumed", round=attempt.number, attempt=attempt.attempt)
         return opened
 
@@ -277,6 +293,7 @@ class StudyRunner:
             await self._wait_for_answers(machine, self._deadline(position))
             self._emit("phase-closed", phase=machine.phase, seconds=asyncio.get_running_loop().time() - begun)
             async with self._lock:
+                self._require_whole()
                 await asyncio.to_thread(self._store.close_phase, attempt, position, machine.phase)
                 opened = await asyncio.to_thread(machine.close)
             if opened is not None:
@@ -298,12 +315,14 @@ class StudyRunner:
                 traffic=self._traffic,
                 metrics=decoded.metrics,
                 blocks_kept=decoded.blocks_kept,
-                seconds=self._now() - attempt.started,
+                seconds=asyncio.get_running_loop().time() - self._began,
             ),
             roster=self.study.study.roster,
             per_node=self.study.metrics.share == "per-node",
         )
-        await asyncio.to_thread(self._store.commit_round, attempt, record, stepped and stepped[0])
+        # A stop cancels this task but not the transaction; it waits for it, so that both tell the same story.
+        commit = asyncio.to_thread(self._store.commit_round, attempt, record, stepped and stepped[0])
+        await self._whole(commit)
         # From here on the round is a fact; what follows can be lost and rebuilt.
         previous = self._model.current
         if stepped is not None:
@@ -350,6 +369,7 @@ class StudyRunner:
         loop = asyncio.get_running_loop()
         while machine.waiting and loop.time() < deadline:
             await self._next_change(min(1.0, max(0.01, deadline - loop.time())))
+            self._require_whole()
             ready = self._sessions.ready(self.id)
             for node in machine.waiting:
                 if node in ready:
@@ -404,6 +424,8 @@ class StudyRunner:
             return self._expects(node, header)
 
     def _expects(self, node: str, header: pb.UploadHeader) -> bool:
+        if self.outcome == "running" and not self._settled.is_set():
+            raise NotConnectedError("the round is being replayed")  # The node asks again.
         attempt, machine = self._attempt, self._machine
         if attempt is None or machine is None or (header.round, header.attempt) != (attempt.number, attempt.attempt):
             raise LateMessageError(f"{node}: round {header.round} attempt {header.attempt} is over")
@@ -424,9 +446,15 @@ class StudyRunner:
 
     async def accept(self, node: str, header: pb.UploadHeader, bulk: BulkFile, *, size: int) -> bool:
         """11. One answer enters the machine and the store; returns whether it was there already."""
-        # Once begun it is finished, even if the node hangs up: a thread cannot be cancelled, and an answer that is in
-        # the sum but not in the store would be refused when it is sent again, and missing after a restart.
-        return await asyncio.shield(asyncio.create_task(self._take(node, header, bulk, size)))
+        # A line that is cut now cancels the call. It must not cancel this: half an answer cannot be taken back.
+        return await self._whole(self._take(node, header, bulk, size))
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something to its end, also when whoever waits for it is cancelled."""
+        task = asyncio.create_task(work)
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+        return await asyncio.shield(task)
 
     async def _take(self, node: str, header: pb.UploadHeader, bulk: BulkFile, size: int) -> bool:
         async with self._lock:
@@ -438,7 +466,14 @@ class StudyRunner:
             message = Message(body=header.payload.body)
             await asyncio.to_thread(machine.accept, node, header.phase, message, bulk)
             answer = StoredAnswer(node=node, phase=header.phase, header=header, bytes=size)
-            await asyncio.to_thread(self._store.add_answer, attempt, answer)
+            try:
+                await asyncio.to_thread(self._store.add_answer, attempt, answer)
+            except StorageError as error:
+                # The machine has it, the store has not: only a replay makes them agree again.
+                self._torn = error
+                self._settled.clear()
+                self._pulse.set()
+                raise
             self._answers[header.phase, node] = answer
         self._emit("answered", round=attempt.number, phase=header.phase, node=node)
         self._pulse.set()
@@ -498,8 +533,10 @@ class StudyRunner:
         attempt: Attempt,
         machine: RoundMachine,
         answers: dict[tuple[str, str], StoredAnswer] | None = None,
+        seconds: float = 0.0,
     ) -> None:
         self._attempt, self._machine = attempt, machine
+        self._began = asyncio.get_running_loop().time() - seconds
         self._answers = answers or {}
         for (_, node), answer in self._answers.items():
             self.count(node, up=answer.bytes)
@@ -511,6 +548,7 @@ class StudyRunner:
             # Who vanished in this round is not waited for before the next; whoever is back is ready anyway.
             self._missing |= {node for node, reason in self._machine.left.items() if reason == "NotConnected"}
         self._attempt = self._machine = None
+        self._torn = None
         self._answers, self._traffic = {}, {}
 
     def _close_round(self, attempt: Attempt, *, committed: bool, reason: str) -> None:
@@ -527,6 +565,10 @@ class StudyRunner:
         if self._machine is None:
             raise LateMessageError("no round is open")
         return self._machine
+
+    def _require_whole(self) -> None:
+        if self._torn is not None:
+            raise self._torn
 
     def _emit(self, event: str, /, **fields: Any) -> None:
         self._listener(event, {"study_id": self.id, **fields})

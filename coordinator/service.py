@@ -124,6 +124,12 @@ class Coordinator:
         except SecureFLError as error:
             log.error("the study ended: %s", error)
             self._listener("study-failed", {"study_id": runner.id, **failure(error)})
+        except Exception:
+            log.exception("study %s ended by an unexpected error", runner.id[:12])
+            unexpected = SecureFLError(
+                "an unexpected error; see the log", advice="start again: nothing committed is lost"
+            )
+            self._listener("study-failed", {"study_id": runner.id, **failure(unexpected)})
 
     def _runner(self, study: Study, outcome: str, reason: str) -> StudyRunner:
         runner = StudyRunner(

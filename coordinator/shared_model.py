@@ -10,7 +10,7 @@ from coordinator.depot import Depot
 from coordinator.store import Store, StoredModel
 from secure_fl import tasks
 from secure_fl.blocks import Blocks
-from secure_fl.errors import ProtectionError
+from secure_fl.errors import LayoutMismatchError, MalformedMessageError, ProtectionError, StorageError
 from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, from_vector, metrics_codec
 from secure_fl.protect.base import Opened, OpenedSums
 from secure_fl.rpc import federation_pb2 as pb
@@ -49,7 +49,17 @@ class SharedModel:
             current = self._write(0, {name: start[name] for name in self.layout.names})
             store.add_model(study.id, current)
         self.current: StoredModel = current
-        self._blocks: Blocks = self.layout.unflatten(depot.object_path(current.object).read_bytes())
+        self._blocks: Blocks = self._read(current)
+
+    def _read(self, version: StoredModel) -> Blocks:
+        """The blocks of a stored version, bit for bit, or `StorageError`."""
+        try:
+            blocks = self.layout.unflatten(self._depot.object_path(version.object).read_bytes())
+        except (OSError, MalformedMessageError, LayoutMismatchError) as error:
+            raise StorageError(f"version {version.version} of the model is damaged on disk ({error})") from error
+        if self.layout.digest(blocks) != version.digest:
+            raise StorageError(f"version {version.version} of the model is damaged on disk")
+        return blocks
 
     def decode(self, opened: Opened, *, training: bool) -> Decoded:
         """Opened integers as means."""

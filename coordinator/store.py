@@ -315,6 +315,11 @@ class Store:
         config.set_main_option("version_locations", str(_MIGRATIONS / "versions"))
         config.set_main_option("path_separator", "os")
         with self._transaction() as connection:
+            if connection.dialect.name == "sqlite":
+                # Half a database answers some questions rightly; better to ask none.
+                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if found != "ok":
+                    raise StorageError("the coordinator's database is damaged", advice="restore it from a backup")
             config.attributes["connection"] = connection
             known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
             if sa.inspect(connection).has_table("alembic_version"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from node.config import NodeFile
-from node.store import NodeStore
+from node.store import NodeStore, read_cursor
 from secure_fl import tasks
 from secure_fl.errors import RefusedError, SecureFLError, UsageError
 from secure_fl.privacy.ledger import read_ledger
@@ -74,15 +74,16 @@ def status(store: NodeStore) -> dict[str, Any]:
     entries = list(read_ledger(store.ledger)) if store.ledger.exists() else []
     studies = []
     for folder in sorted((store.folder / "studies").glob("*")):
+        if not (folder / "study.json").exists():
+            continue  # The node was killed before it had written the study down.
         study = Study.from_canonical((folder / "study.json").read_bytes())
         spent = [entry for entry in entries if entry.kind == "spent" and entry.facts["study"] == folder.name]
-        cursor = folder / "cursor.json"
         studies.append(
             {
                 "id": folder.name,
                 "name": study.study.name,
                 "approved": folder.name in approvals,
-                "last_round": json.loads(cursor.read_text(encoding="utf-8"))[0] if cursor.exists() else 0,
+                "last_round": read_cursor(folder / "cursor.json")[0],
                 "rounds_planned": study.study.rounds,
                 "releases": len(spent),
                 "bytes": sum(entry.facts["release"]["bytes"] for entry in spent),

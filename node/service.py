@@ -13,7 +13,7 @@ from node.round import Round, Site
 from node.session import Session
 from node.store import NodeStore, StudyStore
 from node.worker import Executor
-from secure_fl.errors import CertificateError, SecureFLError
+from secure_fl.errors import CertificateError, SecureFLError, StorageError
 from secure_fl.events import Listener, ignore
 from secure_fl.files import write_atomically
 from secure_fl.identity.certificates import utc_now
@@ -67,6 +67,7 @@ class Node:
         self._listener = listener
         self._studies: dict[str, _Participation] = {}
         self._refused: dict[str, bytes] = {}  # offers that an approval may still change
+        self._cramped: set[str] = set()  # of those: refused because the disk could not be used
         self._stopping = False
         self._session = Session(connector, handler=self._handle)
         ledger = Ledger(self._store.ledger, certificate=me, key=credential.signing_key)
@@ -144,19 +145,22 @@ class Node:
             )
             self._listener("refused", {"study_id": study_id, "code": error.code})
             answer = pb.StudyAnswer(accepted=False, refusal=error.code)
+            if isinstance(error, StorageError):
+                self._cramped.add(study_id)
         else:
             # Offered again after a broken link: a round under way goes on.
             answer = pb.StudyAnswer(accepted=True)
+            self._cramped.discard(study_id)
         self._session.say(pb.NodeMessage(study_id=study_id, study_answer=answer))
 
     async def _watch_approvals(self) -> None:
-        """Look again at refused offers when the site operator has approved something."""
-        known = self._store.approvals()
+        """Look again at refused offers when the site operator has approved something, or the disk had no room."""
+        known: frozenset[str] = frozenset()
         while True:
             await asyncio.sleep(_APPROVAL_SECONDS)
             with contextlib.suppress(SecureFLError):  # An unreadable list approves nothing; offers are checked anyway.
                 known, before = self._store.approvals(), known
-                for study_id in (known - before) & self._refused.keys():
+                for study_id in ((known - before) | self._cramped) & self._refused.keys():
                     self._consider(study_id, self._refused.pop(study_id))
 
     def _announce(self, study_id: str, announcement: pb.PhaseAnnouncement) -> None:

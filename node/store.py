@@ -69,11 +69,8 @@ class StudyStore:
         does not run backwards, whatever the coordinator says and however often this node restarts.
         """
         path = self.folder / "cursor.json"
-        mine = [number, attempt, cohort.hex()]
-        try:
-            last = json.loads(path.read_text(encoding="utf-8")) if path.exists() else [0, 0, ""]
-        except (OSError, ValueError) as error:
-            raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
+        mine = (number, attempt, cohort.hex())
+        last = read_cursor(path)
         if mine[:2] < last[:2] or (mine[:2] == last[:2] and mine != last):
             raise RefusedError(
                 "this attempt is over, or was announced to other sites before",
@@ -120,6 +117,17 @@ class StudyStore:
             temporary.unlink(missing_ok=True)
 
 
+def read_cursor(path: Path) -> tuple[int, int, str]:
+    """The last round and attempt a node took part in, and with whom; zeros for none. Raises `StorageError`."""
+    try:
+        number, attempt, cohort = json.loads(path.read_text(encoding="utf-8"))
+        return int(number), int(attempt), str(cohort)
+    except FileNotFoundError:
+        return 0, 0, ""
+    except (OSError, ValueError, TypeError) as error:
+        raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
+
+
 def save_blocks(path: Path, blocks: Blocks) -> None:
     """Blocks as flat vectors in a safetensors file."""
     write_atomically(path, save({name: np.ascontiguousarray(vector) for name, vector in blocks.items()}))
@@ -159,7 +167,10 @@ class NodeStore:
     def approvals(self) -> frozenset[str]:
         """Study hashes approved by hand."""
         try:
-            return frozenset(json.loads((self.folder / "approvals.json").read_text(encoding="utf-8")))
+            listed = json.loads((self.folder / "approvals.json").read_text(encoding="utf-8"))
+            if not isinstance(listed, list) or not all(isinstance(study_id, str) for study_id in listed):
+                raise ValueError
+            return frozenset(listed)
         except FileNotFoundError:
             return frozenset()
         except (OSError, ValueError) as error:

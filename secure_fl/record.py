@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from secure_fl.errors import SchemaError
+from secure_fl.errors import SchemaError, StorageError
 from secure_fl.files import write_atomically
 
 RECORD_VERSION = 1
@@ -89,8 +89,11 @@ class StudyRecord:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote."""
-        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        """Read what `save` wrote. Raises `StorageError` for what it did not."""
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

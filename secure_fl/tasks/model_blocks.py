@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from threading import Lock
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from secure_fl.errors import LayoutMismatchError
 from secure_fl.tasks.base import Task
 
 _Modules = Mapping[str, nn.Module]
+_generator = Lock()
 
 
 def layout_of(task: Task, model: nn.Module) -> Layout:
@@ -62,8 +64,9 @@ def write_blocks(task: Task, model: nn.Module, blocks: Blocks, only: Collection[
 
 def initial_blocks(task: Task, seed: int) -> tuple[Layout, dict[str, Vector]]:
     """The layout of the task's model and the initial values that `seed` gives it."""
-    # The CPU generator alone: `torch.manual_seed` would also reseed the caller's GPUs.
-    with torch.random.fork_rng(devices=[]):
+    # The CPU generator alone: `torch.manual_seed` would also reseed the caller's GPUs. There is one generator per
+    # process, and a coordinator opens its studies in threads.
+    with _generator, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = task.model()
     return layout_of(task, model), read_blocks(task, model)

@@ -223,7 +223,7 @@ def test_nothing_piles_up_for_a_node_that_does_not_read(tmp_path: Path) -> None:
 def test_a_heartbeat_comes_back_without_what_was_hidden_in_it() -> None:
     async def run() -> None:
         hub = Hub()
-        session = coordinator.hub._Session(None)  # type: ignore[arg-type]
+        session = coordinator.hub._Session(None, lambda _session: None)  # type: ignore[arg-type]
         hidden = b"\x08\x07" + b"\x7a" + varint(100_000) + bytes(100_000)  # a sequence, and a field we do not have
         beat = parse(pb.NodeMessage, b"\x1a" + varint(len(hidden)) + hidden)
         hub._handle(session, beat)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study import Study
 from secure_fl.transport.base import CoordinatorLink, FederationService
 from secure_fl.transport.local import LocalLink
+from tests.support.network import Network, RoughLink
 from tests.support.training import FakeTraining, Faults
 
 
@@ -35,7 +37,7 @@ class Killed(BaseException):
 class FaultyLink:
     """A link that dies with its node."""
 
-    def __init__(self, inner: LocalLink, faults: Faults, alive: Callable[[], bool]) -> None:
+    def __init__(self, inner: CoordinatorLink, faults: Faults, alive: Callable[[], bool]) -> None:
         self._inner = inner
         self._alive = alive  # whether the coordinator behind this link is still the one that runs
         self._faults = faults
@@ -48,6 +50,7 @@ class FaultyLink:
         while (item := await queue.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
+            self._require_alive()  # What is left of a killed coordinator in this process must not keep its nodes.
             body = str(item.WhichOneof("body"))
             point = f"announce:{item.announcement.phase}" if body == "announcement" else body
             await self._maybe_die(point)
@@ -149,21 +152,32 @@ class Federation:
         self.names = tuple(self.study.study.roster)
         self.services: list[FederationService | None] = [None]
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.coordinator: Coordinator | None = None  # the one that runs now
+        self.networks: list[Network] = []
         self._tasks: list[asyncio.Task[Any]] = []
 
     # --- coordinator ------------------------------------------------------------------------------------------
 
-    async def coordinate(self, faults: Faults | None = None) -> StudyRecord | None:
+    async def coordinate(
+        self,
+        faults: Faults | None = None,
+        *,
+        heartbeat: float = 0.5,
+        grace: float = 5.0,
+        now: Callable[[], float] = time.time,
+        storage_pause: float | None = None,
+        store: FaultyStore | None = None,
+    ) -> StudyRecord | None:
         """Run a coordinator until the study ends; raises `Killed` where the faults say so."""
-        state = self.workspace.coordinator_state
-        state.mkdir(parents=True, exist_ok=True)
-        store = FaultyStore(f"sqlite:///{state / 'coordinator.sqlite'}", faults or Faults())
-        coordinator = Coordinator(
-            state,
+        store = store or self.open_store(faults)
+        coordinator = self.coordinator = Coordinator(
+            self.workspace.coordinator_state,
             store=store,
-            heartbeat=0.5,
-            grace=5.0,
+            heartbeat=heartbeat,
+            grace=grace,
             listener=lambda kind, fields: self.events.append((kind, dict(fields))),
+            now=now,
+            storage_pause=storage_pause,
         )
         coordinator.resume()
         runner = coordinator.prepare(self.study)
@@ -176,7 +190,15 @@ class Federation:
             coordinator.hub.hang_up()
             with contextlib.suppress(Killed):
                 await coordinator.close()
-        return runner.record() if runner.outcome == "finished" else None
+        if runner.outcome != "finished":
+            return None
+        return runner.record() if runner.is_open else StudyRecord.load(self.workspace.study_state / "record.json")
+
+    def open_store(self, faults: Faults | None = None) -> FaultyStore:
+        """The coordinator's store, as it is on disk."""
+        state = self.workspace.coordinator_state
+        state.mkdir(parents=True, exist_ok=True)
+        return FaultyStore(f"sqlite:///{state / 'coordinator.sqlite'}", faults or Faults())
 
     async def _run_until_killed(self, coordinator: Coordinator, store: FaultyStore) -> None:
         work = asyncio.ensure_future(coordinator.run())
@@ -191,13 +213,22 @@ class Federation:
 
     # --- nodes ------------------------------------------------------------------------------------------------
 
-    def start_node(self, name: str, faults: Faults | None = None, executor: Any = None) -> asyncio.Task[None]:
+    def start_node(
+        self,
+        name: str,
+        faults: Faults | None = None,
+        executor: Any = None,
+        network: Network | None = None,
+        link: type[LocalLink] = LocalLink,
+    ) -> asyncio.Task[None]:
         """Start a node from what is on its disk."""
-        faults = faults or Faults()
+        faults, network = faults or Faults(), network or Network()
+        self.networks.append(network)
         file = NodeFile.read(self.workspace.node_file(name))
-        node = Node(file, _Connector(self, file, faults), executor or FakeTraining(faults), until_done=True)
+        connector = _Connector(self, file, faults, network, link)
+        node = Node(file, connector, executor or FakeTraining(faults), until_done=True)
         task = asyncio.create_task(node.run(), name=name)
-        self._tasks.append(task)
+        self._tasks += [task, asyncio.create_task(_bury(node, faults))]
         return task
 
     async def close(self) -> None:
@@ -205,6 +236,8 @@ class Federation:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for network in self.networks:
+            await network.close()
 
     # --- results ----------------------------------------------------------------------------------------------
 
@@ -228,15 +261,33 @@ async def _watch(faults: Faults) -> None:
         await asyncio.sleep(0.01)
 
 
+async def _bury(node: Node, faults: Faults) -> None:
+    """What is left of a killed node in this process must not touch the disk that its successor uses."""
+    await faults.fired.wait()
+
+    def dead(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    vars(vars(node._site.accountant)["_ledger"])["append"] = dead
+    for participation in node._studies.values():
+        vars(participation.store)["clear_scratch"] = dead
+
+
 class _Connector:
-    def __init__(self, federation: Federation, file: NodeFile, faults: Faults) -> None:
+    def __init__(
+        self, federation: Federation, file: NodeFile, faults: Faults, network: Network, link: type[LocalLink]
+    ) -> None:
         self._federation = federation
         self._certificate = file.credential().certificate
         self._faults = faults
+        self._network = network
+        self._link = link
 
     async def connect(self) -> CoordinatorLink:
+        if self._faults.fired.is_set():
+            await asyncio.Event().wait()  # The dead do not dial.
         service = self._federation.services[0]
         if service is None:
             raise NetworkError("no coordinator is running")
-        link = LocalLink(service, self._certificate)
+        link = RoughLink(self._link(service, self._certificate), self._network)
         return FaultyLink(link, self._faults, lambda: self._federation.services[0] is service)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -176,3 +178,17 @@ def test_a_buffer_of_another_precision_is_refused_too() -> None:
     norm = nn.BatchNorm1d(4, affine=False, dtype=torch.float64)
     with pytest.raises(LayoutMismatchError, match="'norm/running_mean' is float64"):
         layout_of(Net(), nn.Sequential(OrderedDict(norm=norm)))
+
+
+def test_studies_that_start_at_the_same_time_each_get_the_values_of_their_own_seed() -> None:
+    def slow() -> nn.Module:
+        first = nn.Linear(3, 4)
+        time.sleep(0.01)  # Another thread has every chance to draw from the same generator.
+        return nn.Sequential(OrderedDict(features=first, head=nn.Linear(4, 2)))
+
+    seeds = list(range(8))
+    alone = [initial_blocks(Net(slow), seed)[1] for seed in seeds]
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        together = [blocks for _, blocks in pool.map(lambda seed: initial_blocks(Net(slow), seed), seeds)]
+    for ours, theirs in zip(alone, together, strict=True):
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
