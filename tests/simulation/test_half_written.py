@@ -304,7 +304,7 @@ def test_a_damaged_list_of_approvals_approves_nothing_and_is_a_typed_error(tmp_p
 def test_a_node_with_a_damaged_list_of_approvals_takes_part_once_it_is_repaired(tmp_path: Path) -> None:
     async def scenario(fed: Federation) -> None:
         site = fed.names[0]
-        fed.set_policy(site, approved=[])
+        fed.set_policy(site, approve="ask", approved=[])
         approvals = fed.workspace.node_folder(site) / "approvals.json"
         approvals.write_bytes(b'["')
         study = asyncio.create_task(fed.coordinate())

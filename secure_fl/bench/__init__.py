@@ -1,0 +1,1 @@
+"""Comparable numbers, from commands anybody can run."""
