@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from secure_fl import tasks
+from secure_fl.protect.base import RequestKind
 from secure_fl.study import Study
 from secure_fl.tasks.model_blocks import initial_blocks
 
@@ -50,6 +51,7 @@ def explain(study: Study) -> tuple[Explanation, ...]:
             sentences=(
                 *protection.explain(request.kind),
                 f"Nothing is opened with fewer than {minimum} contributors to a block; such a block keeps its value.",
+                *_dropouts(study, request.kind),
                 "The coordinator always sees who takes part, when, and how much is sent.",
             ),
         ),
@@ -59,6 +61,18 @@ def explain(study: Study) -> tuple[Explanation, ...]:
             if study.privacy.mode == "none"
             else (f"Mode {study.privacy.mode!r}.",),
         ),
+    )
+
+
+def _dropouts(study: Study, kind: RequestKind) -> tuple[str, ...]:
+    sites = len(study.study.roster)
+    if not sites:
+        return ()
+    spare = study.spare(kind, sites)
+    return (
+        f"A round survives the loss of {spare} of {sites} sites."
+        if spare
+        else f"A round needs all {sites} sites to its end: none may drop out.",
     )
 
 

@@ -232,6 +232,13 @@ class Study(Settings):
         """How many contributors an opened value needs: the study's number, never below what is safe."""
         return max(self.protection.min_cohort or 0, smallest_cohort(kind, self.protection.colluders))
 
+    def spare(self, kind: RequestKind, sites: int) -> int:
+        """How many of `sites` may drop out of a round without voiding it."""
+        quorum = self.make_protection().quorum(
+            sites, colluders=self.protection.colluders, min_cohort=self.min_cohort(kind)
+        )
+        return max(0, sites - quorum)
+
     def codec(self) -> FixedPoint:
         """The fixed-point grid of the study."""
         return FixedPoint(bits=self.protection.bits, clip=self.protection.clip)

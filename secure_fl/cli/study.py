@@ -14,6 +14,7 @@ from rich.console import Console
 from secure_fl import protect, strategies, tasks
 from secure_fl.errors import SettingsError, StorageError
 from secure_fl.files import write_atomically
+from secure_fl.protect.base import RequestKind
 from secure_fl.settings import require_known
 from secure_fl.study import Study
 
@@ -118,11 +119,20 @@ def check(path: StudyPath, as_json: AsJson = False) -> None:
     study = Study.read(path).completed()
     sites = len(study.study.roster)
     study.check(nodes=None if sites else study.simulation.nodes)
-    facts: dict[str, Any] = {"study": study.study.name, "id": study.id, "sites": sites, "valid": True}
+    taking_part = sites or study.simulation.nodes
+    spare = study.spare(RequestKind.SUM, taking_part)
+    facts: dict[str, Any] = {
+        "study": study.study.name, "id": study.id, "sites": sites, "valid": True, "dropouts_tolerated": spare,
+    }  # fmt: skip
     if as_json:
         typer.echo(json.dumps(facts))
         return
     typer.echo(f"{path}: valid; hash {study.id}")
+    if spare:
+        typer.echo(f"of {taking_part} sites {spare} may drop out of a round")
+    else:
+        typer.echo(f"no dropout is tolerated: all {taking_part} sites have to stay to the end of every round")
+        typer.echo("  → with another site, or with fewer protection.colluders, a round survives a dropout")
     if not sites:
         typer.echo("the roster is empty: fine for `secure-fl run`, not for a deployment")
 

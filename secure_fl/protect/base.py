@@ -215,6 +215,10 @@ class Protection(Protocol):
         """The most bytes of bulk that any answer can need; more is refused before it is received."""
         ...
 
+    def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
+        """How many of `nodes` have to stay to the end for anything to be opened."""
+        ...
+
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """What each party learns, in sentences for a site operator."""
         ...

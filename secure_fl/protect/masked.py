@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from secure_fl.identity.member import Member
 from secure_fl.protect.base import Contribution, CoordinatorHalf, NodeHalf, RequestKind, RoundContext
+from secure_fl.protect.masked_cohort import threshold
 from secure_fl.protect.masked_coordinator import MaskedCoordinator, largest_upload
 from secure_fl.protect.masked_node import MaskedNode
 from secure_fl.randomness import Randomness
@@ -39,6 +40,10 @@ class Masked:
     def largest_upload(self, context: RoundContext) -> int:
         """Packed words of every block."""
         return largest_upload(context)
+
+    def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
+        """Enough to open shares, too."""
+        return max(min_cohort, threshold(nodes, colluders))
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:  # noqa: ARG002
         """What each party learns."""

@@ -70,6 +70,10 @@ class UnsafeNone:
         """Every block, at the width of the wire."""
         return context.layout.size * _wire_dtype(context.bits).itemsize
 
+    def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:  # noqa: ARG002
+        """As many as an opened value needs."""
+        return min_cohort
+
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """Plain words for a plain protection."""
         return (

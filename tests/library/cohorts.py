@@ -23,6 +23,7 @@ from secure_fl.protect.base import (
     RequestKind,
     RoundContext,
 )
+from secure_fl.protect.guard import releasable
 from secure_fl.randomness import UnsafeSeededRandomness
 from tests.library.members import member
 
@@ -127,6 +128,16 @@ def exact_sums(context: RoundContext, contributions: Contributions) -> PlainSums
             columns = zip(*(c.blocks[name].tolist() for c in held), strict=True)
             opened[name] = ([sum(column) for column in columns], sum(c.weight for c in held), len(held))
     return opened
+
+
+def guarded_sums(about: RoundContext, contributions: Contributions) -> PlainSums:
+    """Those of the exact sums whose cohorts together expose nobody; the guard has tests of its own."""
+    names = sorted(contributions)
+    blocks = about.layout.names
+    cohorts = [tuple(name for name in names if block in contributions[name].blocks) for block in blocks]
+    passes = releasable(cohorts, nodes=about.invited, colluders=about.colluders, minimum=about.min_cohort)
+    sums = exact_sums(about, contributions)
+    return {block: sums[block] for block, passed in zip(blocks, passes, strict=True) if passed}
 
 
 def plain(opened: Ask | Opened | None) -> tuple[PlainSums, tuple[str, ...]]:

@@ -39,6 +39,7 @@ from secure_fl.protect.base import (
     Totals,
 )
 from secure_fl.protect.cohort import holders, require_cohort
+from secure_fl.protect.guard import releasable
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import KeyStream, Randomness
 
@@ -70,6 +71,10 @@ class OneTimePad:
     def largest_upload(self, context: RoundContext) -> int:
         """One word per value."""
         return context.layout.size * _WORD.itemsize
+
+    def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
+        """As many as an opened value needs."""
+        return min_cohort
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """For `study show`."""
@@ -166,7 +171,7 @@ class _PadCoordinator:
                 contributors=len(nodes),
             )
             for block, nodes in holders(self._revealed).items()
-            if len(nodes) >= self._context.min_cohort
+            if block in _openable(self._context, self._revealed)
         }
         return OpenedSums(blocks=opened, cohort=tuple(sorted(self._revealed)))
 
@@ -225,7 +230,11 @@ class _PadCoordinator:
 
 
 def _openable(context: RoundContext, declared: Mapping[str, Iterable[str]]) -> frozenset[str]:
-    return frozenset(block for block, nodes in holders(declared).items() if len(nodes) >= context.min_cohort)
+    held = holders(declared)
+    passed = releasable(
+        list(held.values()), nodes=context.invited, colluders=context.colluders, minimum=context.min_cohort
+    )
+    return frozenset(block for block, passes in zip(held, passed, strict=True) if passes)
 
 
 def _pad(key: bytes, size: int) -> npt.NDArray[np.uint32]:

@@ -16,7 +16,14 @@ def text(**sections: dict[str, Any]) -> str:
 
 
 def test_none_is_called_unsafe() -> None:
-    assert "UNSAFE: the coordinator sees every site's update in the clear." in text()
+    assert "UNSAFE: the coordinator sees every site's update in the clear." in text(protection={"kind": "none"})
+
+
+def test_masked_is_the_default_and_says_who_learns_what() -> None:
+    explained = text()
+    assert "UNSAFE" not in explained
+    assert "It learns the sum and how many sites are in it, not an update, even if it cheats." in explained
+    assert "A round survives the loss of 1 of 4 sites." in explained
 
 
 @pytest.mark.parametrize(("protection", "minimum"), [({}, 3), ({"colluders": 4}, 6), ({"min_cohort": 9}, 9)])
@@ -33,7 +40,7 @@ def test_the_minimum_cohort_is_named(protection: dict[str, Any], minimum: int) -
     ],
 )
 def test_metrics_are_explained_per_mode(share: str, sentence: str) -> None:
-    explained = text(metrics={"share": share})
+    explained = text(metrics={"share": share}, protection={"kind": "none"})
     assert sentence in explained
     others = ("No measurement", "leave only inside", "number of samples go")
     assert sum(other in explained for other in others) == 1
