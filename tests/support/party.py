@@ -1,4 +1,4 @@
-"""`python -m tests.support.party coordinator|node FILE …`: the real process, with the test protection registered.
+"""`python -m tests.support.party coordinator|node FILE …`: the real process, with test protections registered.
 
 With SECURE_FL_TEST_PAUSE=<phase> a node stops dead in that phase, once, after leaving a marker file.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from secure_fl import protect
 from secure_fl.identity.member import Member
 from secure_fl.protect.base import BlockSum, Contribution, Message, NodeHalf, RoundContext
+from secure_fl.protect.masked import Masked
 from secure_fl.randomness import Randomness
 from tests.library.double import OneTimePad
 from tests.support.training import FakeTraining
@@ -21,6 +22,14 @@ from tests.support.training import FakeTraining
 
 class PausingPad(OneTimePad):
     """The double, able to stop where a test wants to kill it."""
+
+    def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+        """The node half, wrapped."""
+        return _Pausing(super().node(context, me, contribution, randomness))
+
+
+class PausingMasked(Masked):
+    """`masked`, able to stop in the same way."""
 
     def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
         """The node half, wrapped."""
@@ -43,8 +52,9 @@ class _Pausing:
 
 
 def main() -> int:
-    """Register the double and become the process."""
+    """Register what can pause and become the process."""
     protect.register("double", "tests.support.party:PausingPad")
+    protect.register("masked", "tests.support.party:PausingMasked")
     role, *arguments = sys.argv[1:]
     if role == "coordinator":
         from coordinator.main import main as run
