@@ -22,7 +22,7 @@ from tests.support.network import CORRUPT, CUT, DEAF, DELAY, DUPLICATE, HANG, RE
 from tests.support.outcomes import Ending, ending
 from tests.support.training import Faults
 
-PHASES = {"none": ("upload",), "double": ("advertise", "upload", "reveal")}
+PHASES = {"none": ("upload",), "masked": ("advertise", "share", "upload", "consistency", "unmask")}
 ROWS = [(protection, phase) for protection, phases in PHASES.items() for phase in phases]
 COLUMNS = (
     "node crash",
@@ -188,8 +188,8 @@ def _parts(phase: str) -> tuple[int, ...]:
 
 
 def _fetches(protection: str, phase: str) -> tuple[str, ...]:
-    """What a node downloads in this phase: the model in the first, the double's bulk in its second."""
-    return () if phase == "reveal" else (phase,)
+    """What a node downloads in this phase: the model in the first."""
+    return (phase,) if phase == PHASES[protection][0] else ()
 
 
 def _fault(what: str, where: str, phase: str, *, number: int = SECOND, **fields: Any) -> LinkFault:
@@ -211,7 +211,6 @@ def _echo_is_late(network: Network) -> bool:
 
 @pytest.fixture(autouse=True)
 def _several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    protect.register("double", "tests.library.double:OneTimePad")
     monkeypatch.setattr(session, "_FIRST_PAUSE", 0.05)  # Over a hundred studies wait to dial again.
     monkeypatch.setattr(limits, "CHUNK_BYTES", 256)  # so that a small model has a middle in which to cut
 
@@ -253,7 +252,6 @@ class Studies:
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory: pytest.TempPathFactory) -> Studies:
-    protect.register("double", "tests.library.double:OneTimePad")
     return Studies(tmp_path_factory.mktemp("studies"))
 
 
