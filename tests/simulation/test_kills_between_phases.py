@@ -1,4 +1,4 @@
-"""Kill a node, or the coordinator, between the phases (`test_fault_table` is within them): no committed round is lost."""
+"""Kill a node or the coordinator between phases (within them: `test_fault_table`): no committed round is lost."""
 
 from __future__ import annotations
 
