@@ -285,6 +285,7 @@ class Hub:
             if runner.id in session.accepted:
                 return  # Said before, and answered with what the node should be doing.
             session.accepted.add(runner.id)
+            session.refused.pop(runner.id, None)
             if (now := runner.catch_up(session.peer.name)) is not None:
                 self.send(session.peer.name, now)
             runner.changed()

@@ -17,6 +17,7 @@ from coordinator.servicer import start_server
 from secure_fl import lifeline, logs
 from secure_fl.errors import SecureFLError
 from secure_fl.events import Listener, each, failure, ignore, print_json_lines
+from secure_fl.files import only_process
 from secure_fl.monitoring import monitored
 from secure_fl.study import Study
 
@@ -47,6 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _serve(file: CoordinatorFile, *, events: bool, until_done: bool) -> None:
+    with only_process(file.state_folder):
+        await _serve_alone(file, events=events, until_done=until_done)
+
+
+async def _serve_alone(file: CoordinatorFile, *, events: bool, until_done: bool) -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     listener = each(metrics, print_json_lines if events else ignore)

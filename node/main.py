@@ -17,6 +17,7 @@ from node.service import Node
 from node.worker import WorkerProcess
 from secure_fl import lifeline, logs
 from secure_fl.errors import SecureFLError
+from secure_fl.files import only_process
 from secure_fl.identity.certificates import utc_now
 from secure_fl.monitoring import monitored
 
@@ -50,5 +51,6 @@ async def _serve(file: NodeFile, *, until_done: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.stop)
-    with monitored(file.monitoring.address, registry, lambda: node.connected):
+    # Two processes on one folder would answer an attempt twice and tear the ledger.
+    with only_process(file.state_folder), monitored(file.monitoring.address, registry, lambda: node.connected):
         await node.run()

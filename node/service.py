@@ -202,9 +202,13 @@ class Node:
 
 
 async def _after(earlier: asyncio.Task[None] | None, current: Round) -> None:
-    """Start a round once the one before has let go of its files."""
+    """Start a round once the one before has let go of its files, and the one before that: cancelled, it still waits."""
     if earlier is not None:
-        await asyncio.wait([earlier])
+        try:
+            await asyncio.wait([earlier])
+        except asyncio.CancelledError:
+            await asyncio.wait([earlier])
+            raise
     await current.run()
 
 

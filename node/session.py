@@ -22,6 +22,7 @@ from secure_fl.errors import (
     StorageError,
     TooManyRequestsError,
 )
+from secure_fl.limits import SESSION_QUEUE
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.transport.base import Connector, CoordinatorLink
 from secure_fl.wire import check_coordinator_message, chunks, negotiate, our_versions, require
@@ -105,7 +106,8 @@ class Session:
 
     def say(self, message: pb.NodeMessage) -> None:
         """Queue a message for the stream. One that is lost with the link is lost: the coordinator asks again."""
-        self._outgoing.put_nowait(message)
+        if self._outgoing.qsize() < SESSION_QUEUE:  # A coordinator that does not listen is not talked to.
+            self._outgoing.put_nowait(message)
 
     async def upload(self, header: pb.UploadHeader, bulk: bytes) -> pb.UploadReceipt:
         """Send one answer, again and again with the same bytes, until it is acknowledged or refused."""

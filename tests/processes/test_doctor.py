@@ -217,3 +217,25 @@ def test_a_study_that_waits_for_approval_is_a_warning(running: Processes, site: 
     assert code == 0
     assert (found["policy"]["state"], found["approval"]["state"]) == ("ok", "warning")
     assert "not approved here" in found["approval"]["message"]
+
+
+@pytest.mark.parametrize("module", ["node", "coordinator"])
+def test_a_second_process_does_not_share_a_state_folder(running: Processes, site: Path, module: str) -> None:
+    from secure_fl.files import only_process
+
+    file, folder = site, site.parent / "state"
+    if module == "coordinator":
+        file, folder = running.workspace.coordinator_file, running.workspace.coordinator_state
+
+    def start() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", module, str(file)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    if module == "node":
+        with only_process(folder):
+            done = start()
+    else:
+        done = start()  # the one that runs holds it
+    assert done.returncode == 6
+    assert "another process works here" in done.stderr
