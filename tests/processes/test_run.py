@@ -53,7 +53,7 @@ def test_every_strategy_keeps_the_contract(tmp_path: Path, strategy: str, has_gl
     )  # fmt: skip
     assert summary.keys() == SUMMARY
     assert summary == json.loads((out / "summary.json").read_text())
-    assert (summary["strategy"], summary["protection"], summary["engine"]) == (strategy, "none", engine)
+    assert (summary["strategy"], summary["protection"], summary["engine"]) == (strategy, "masked", engine)
     assert summary["rounds"] == 3
     assert isinstance(summary["mean_accuracy"], float)
     assert summary["mean_accuracy"] > 0.8
@@ -73,9 +73,22 @@ def test_every_strategy_keeps_the_contract(tmp_path: Path, strategy: str, has_gl
         certificate = Certificate.from_pem(ledger[0].facts["certificate"].encode())
         TrustStore((out / "ca.pem").read_bytes()).check(certificate, role="node", now=utc_now())
     assert Path(str(summary["report"])).read_text().lower().startswith("<!doctype html>")
-    up = summary["bytes_up_per_node_round"]
+    check_that_none_gives_the_same(summary, out, tmp_path / "plain")
+
+
+def check_that_none_gives_the_same(masked: dict[str, object], out: Path, folder: Path) -> None:
+    """Masks change what the coordinator sees and nothing else: the models are the same, bit for bit."""
+    plain = summary_of(
+        "--strategy", str(masked["strategy"]), "--engine", "threads", "--nodes", "3", "--rounds", "3",
+        "--task", "breast-cancer", "--protection", "none", "--out", str(folder),
+    )  # fmt: skip
+    for figure in ("mean_accuracy", "std_accuracy", "global_accuracy"):
+        assert plain[figure] == masked[figure]
+    for model in (*folder.glob("model.safetensors"), *folder.glob("nodes/*/model.safetensors")):
+        assert model.read_bytes() == (out / model.relative_to(folder)).read_bytes()
+    up = plain["bytes_up_per_node_round"]
     assert isinstance(up, float)
-    assert (up < 1000) == (strategy == "local")
+    assert (up < 1000) == (masked["strategy"] == "local")
 
 
 def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:
