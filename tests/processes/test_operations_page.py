@@ -184,6 +184,9 @@ def defaults(model: type[BaseModel], *, prefix: str = "") -> Iterator[tuple[str,
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from defaults(kind, prefix=f"{prefix}{name}.")
+            # A file may have other defaults for a section than the section itself.
+            if isinstance(field.default, BaseModel):
+                yield from flat(field.default.model_dump(exclude_unset=True), prefix=f"{prefix}{name}.")
         else:
             yield prefix + name, None if field.is_required() else field.get_default(call_default_factory=True)
 
