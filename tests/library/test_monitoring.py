@@ -6,6 +6,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -126,3 +127,15 @@ def test_a_nodes_events_become_metrics() -> None:
     assert (found["secure_fl_bytes_total", "up"], found["secure_fl_bytes_total", "down"]) == (20, 40)
     assert found["secure_fl_training_seconds_sum", ""] == 1.5
     assert (found["secure_fl_rounds_total", ""], found["secure_fl_sat_out_total", "Training"]) == (1, 1)
+
+
+def test_the_operations_page_names_every_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    for module in (coordinator.monitoring, node.monitoring):
+        registry = CollectorRegistry()
+        metrics = module.Metrics(registry)
+        metrics.watch(None)
+        for family in registry._names_to_collectors:
+            name = family.removeprefix("secure_fl_")
+            if name.endswith(("_total", "_seconds")) or name in ("connected", "nodes_connected", "studies"):
+                assert f"`{name}`" in page, name
