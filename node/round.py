@@ -236,8 +236,9 @@ class Round:
             if phase == phases[-1]:
                 # Before the last word is sent: once it arrives the round may be over, and this task with it.
                 self._keep(half)
-            header = self._header(phase, answer, metrics if position == 0 else None)
-            if not self._left_the_node:
+            carries = phase == self._protection.carrier
+            header = self._header(phase, answer, metrics if carries else None)
+            if carries:
                 # 9. Charge durably, then send: a byte that may have left is a byte that left.
                 self._site.accountant.commit(reservation, release=self._release(header))
                 self._left_the_node = True

@@ -198,6 +198,7 @@ class Protection(Protocol):
     serves: ClassVar[frozenset[RequestKind]]
     coordinator_sees_updates: ClassVar[bool]
     payload_version: ClassVar[int]
+    carrier: ClassVar[str]  # the first phase whose answer depends on the data: the site is charged before it is sent
 
     def phases(self, kind: RequestKind) -> tuple[str, ...]:
         """The phases in order."""

@@ -24,6 +24,7 @@ class Masked:
     serves: ClassVar[frozenset[RequestKind]] = frozenset({RequestKind.SUM})
     coordinator_sees_updates: ClassVar[bool] = False
     payload_version: ClassVar[int] = 1
+    carrier: ClassVar[str] = "upload"
 
     def phases(self, kind: RequestKind) -> tuple[str, ...]:  # noqa: ARG002
         """Five, always."""

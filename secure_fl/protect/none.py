@@ -47,6 +47,7 @@ class UnsafeNone:
     serves: ClassVar[frozenset[RequestKind]] = frozenset(RequestKind)
     coordinator_sees_updates: ClassVar[bool] = True
     payload_version: ClassVar[int] = 1
+    carrier: ClassVar[str] = UPLOAD
 
     def phases(self, kind: RequestKind) -> tuple[str, ...]:
         """One upload; a combine also brings each recipient its result."""

@@ -55,6 +55,7 @@ class OneTimePad:
     serves: ClassVar[frozenset[RequestKind]] = frozenset({RequestKind.SUM})
     coordinator_sees_updates: ClassVar[bool] = True
     payload_version: ClassVar[int] = 1
+    carrier: ClassVar[str] = ADVERTISE  # it says its weight there
 
     def phases(self, kind: RequestKind) -> tuple[str, ...]:
         """Always the same three."""

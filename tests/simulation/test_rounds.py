@@ -22,6 +22,7 @@ from secure_fl.strategies.base import Combine, Request, Strategy
 from secure_fl.transport.local import LocalLink
 from secure_fl.wire import reference, seal_upload
 from tests.support.federation import Federation
+from tests.support.network import HANG, LinkFault, Network
 from tests.support.training import FakeTraining
 
 
@@ -289,3 +290,32 @@ def test_a_combine_opens_each_nodes_own_mixture_at_that_node_only(tmp_path: Path
         assert {path.name for path in (fed.workspace.study_state / "checkpoints").iterdir()} >= {"000002.safetensors"}
 
     play(tmp_path, {"strategy": {"name": "neighbours"}, "metrics": {"share": "none"}}, scenario, nodes=5)
+
+
+def test_under_masks_a_site_is_charged_for_what_carries_its_update_and_not_before(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> None:
+        for name in fed.names[1:]:
+            fed.start_node(name)
+        # The first site is told that the round goes on without it while it waits for the shares of the others.
+        fed.start_node(fed.names[0], network=Network((LinkFault(what=HANG, point="send:share", round=1),)))
+        record = await finish(fed)
+        assert fed.names[0] not in record.rounds[0].cohort
+        kinds = [
+            (entry.facts["round"], entry.kind)
+            for entry in read_ledger(fed.workspace.node_folder(fed.names[0]) / "ledger.jsonl")
+            if entry.kind != "opened"
+        ]
+        assert kinds[:2] == [(1, "reserved"), (1, "released")]
+        assert (2, "spent") in kinds
+        spent = [
+            entry.facts["release"]["bytes"]
+            for entry in read_ledger(fed.workspace.node_folder(fed.names[1]) / "ledger.jsonl")
+            if entry.kind == "spent" and entry.facts["round"] == 1
+        ]
+        assert spent[0] > 8 * (fed.study.check().size // 3)  # the masked words, not a manifest
+
+    play(
+        tmp_path,
+        {"protection": {"kind": "masked"}, "rounds": {"deadline": 10, "phase_deadline": 1.5, "gather": 2}},
+        scenario,
+    )
