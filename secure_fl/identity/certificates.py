@@ -313,6 +313,9 @@ class RevocationList:
         return frozenset(entry.serial_number for entry in self.entries)
 
 
+_REMEMBERED = 4096  # certificates of one consortium; beyond that each is verified every time
+
+
 class TrustStore:
     """The consortium's certificate and its revocations, which together decide whom to believe.
 
@@ -326,6 +329,7 @@ class TrustStore:
         self._ca = load_single(ca_pem, what="the consortium's certificate")
         if not is_authority(self._ca):
             raise CertificateError("the consortium's certificate is not that of an authority")
+        self._issued: set[str] = set()  # fingerprints whose chain was verified
         self._crl_path = crl_path
         self._crl: RevocationList | None = None
         self._revoked: frozenset[int] = frozenset()
@@ -340,15 +344,19 @@ class TrustStore:
 
         A chain is always the authority and one leaf, so there is no path to build. `role` None accepts any.
         """
-        parsed = x509.load_der_x509_certificate(certificate.der)
         who = f"{certificate.role} {certificate.name!r}"
+        # A signature does not change: what was found about these very bytes is remembered. Dates and revocations do.
+        if certificate.fingerprint not in self._issued:
+            parsed = x509.load_der_x509_certificate(certificate.der)
 
-        # 1. The consortium signed it.
-        require_issued_by(self._ca, parsed, who=who)
+            # 1. The consortium signed it.
+            require_issued_by(self._ca, parsed, who=who)
 
-        # 2. It is an end of the chain, not a second authority.
-        if is_authority(parsed):
-            raise CertificateError(f"{who}: an authority cannot be a participant")
+            # 2. It is an end of the chain, not a second authority.
+            if is_authority(parsed):
+                raise CertificateError(f"{who}: an authority cannot be a participant")
+            if len(self._issued) < _REMEMBERED:
+                self._issued.add(certificate.fingerprint)
 
         # 3. Both it and the consortium's own certificate are valid now.
         _check_dates(who, certificate.not_before, certificate.not_after, now)

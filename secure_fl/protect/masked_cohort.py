@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -89,7 +89,7 @@ def read_manifest(context: RoundContext, manifest: MaskedManifest) -> Peer:
     name = manifest.node
     if name not in context.invited:
         raise ProtectionError("a manifest comes from outside the round")
-    certificate = Certificate.from_der(manifest.certificate)
+    certificate = _certificate(manifest.certificate)
     # The roster is part of the hash that this site approved: the coordinator cannot put anybody else here.
     if certificate.fingerprint != context.roster[name] or certificate.name != name:
         raise CertificateError(f"{name} shows a certificate that is not the roster's")
@@ -171,6 +171,12 @@ class MaskedCohort:
 def names_digest(names: Sequence[str]) -> bytes:
     """A list of names as one field of a transcript."""
     return hashlib.sha256(transcript("masked names", *(name.encode() for name in names))).digest()
+
+
+@lru_cache(maxsize=NODES)
+def _certificate(der: bytes) -> Certificate:
+    """Parsed once: a peer shows the same certificate in every round. Whether it is still valid is asked every time."""
+    return Certificate.from_der(der)
 
 
 def _bitmap_bytes(context: RoundContext) -> int:

@@ -176,7 +176,9 @@ class MaskedCoordinator:
         names = sorted(self._agreements)
         self._cohort.require_quorum(names, what="agreements")
         self._opened = opened_groups(self._context, self._cohort, self._sharers, sorted(self._survivors))
-        agreements = [self._agreements[name] for name in names]
+        # As many as a node asks for, and no more for everybody to verify.
+        quorum = names[: max(self._cohort.threshold, self._cohort.minimum)]
+        agreements = [self._agreements[name] for name in quorum]
         told = Message(body=MaskedAgreements(agreements=agreements).SerializeToString())
         return self._ask("unmask", dict.fromkeys(names, told))
 
