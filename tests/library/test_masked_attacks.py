@@ -261,6 +261,45 @@ def test_the_coordinator_half_takes_no_manifest_for_another() -> None:
     table.machine.accept("n1", "advertise", _said(manifest(table.about, member("n1"))), InMemory(b""))
 
 
+class _Point:
+    """Stands in for a key pair whose public half is chosen."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def public_key(self) -> _Point:
+        return self
+
+    def public_bytes_raw(self) -> bytes:
+        return self._public
+
+
+SMALL_ORDER = (
+    bytes(32),
+    (1).to_bytes(32, "little"),
+    (2**255 - 20).to_bytes(32, "little"),  # −1
+    (2**255 - 19).to_bytes(32, "little"),  # 0, not reduced
+    (2**255 + 1).to_bytes(32, "little"),  # 1, with the bit that X25519 ignores
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),  # of order 8
+)
+
+
+@pytest.mark.parametrize("public", [*SMALL_ORDER, b"", bytes(31), bytes(33)], ids=lambda raw: raw.hex()[:6])
+def test_a_key_that_nobody_can_agree_with_costs_its_sender_only(public: bytes) -> None:
+    point: Any = _Point(public)
+    for which in ("mask", "envelope"):
+        table = Table()
+        with pytest.raises(ProtectionError, match="proper keys"):
+            table.machine.accept(
+                "n1", "advertise", _said(manifest(table.about, member("n1"), **{which: point})), InMemory(b"")
+            )
+        table.machine.leave("n1", "Protection")
+        opened: Any = None
+        while table.machine.phase:
+            opened = table.play()
+        assert opened.blocks["body"].total.tolist() == [4, 8, 12]
+
+
 def _said(message: ProtoMessage) -> Message:
     return Message(body=message.SerializeToString())
 
