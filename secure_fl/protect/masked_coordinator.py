@@ -223,7 +223,7 @@ class MaskedCoordinator:
             if name in gone:
                 for survivor in alive:
                     # A survivor added the mask towards a later name and subtracted it towards an earlier one.
-                    key = pair_key(gone[name], self._cohort, survivor, group)
+                    key = pair_key(gone[name], self._cohort, name, survivor, group)
                     (minus if name > survivor else plus).append(key)
         add_masks(self._sums[group.index], plus=plus, minus=minus)
 

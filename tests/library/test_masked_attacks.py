@@ -26,7 +26,9 @@ from secure_fl.identity.member import Member
 from secure_fl.protect.base import Message, NodeHalf, RoundContext
 from secure_fl.protect.masked import Masked
 from secure_fl.protect.masked_cohort import make_manifest
-from secure_fl.protect.packing import WORD
+from secure_fl.protect.masks import add_masks
+from secure_fl.protect.packing import WORD, Packing
+from secure_fl.protect.shamir import Interpolation, read_share
 from secure_fl.randomness import SystemRandomness, UnsafeSeededRandomness
 from secure_fl.rpc.protect_masked_pb2 import (
     MaskedAgreements,
@@ -670,3 +672,45 @@ def test_a_phase_out_of_turn_or_twice_gets_nothing() -> None:
         half.answer("advertise", Message())
     with pytest.raises(ProtectionError):
         half.answer("unmask", Message())
+
+
+# --- a node that borrows another's key ---------------------------------------------------------------------------
+
+
+def _same_point(public: bytes) -> list[bytes]:
+    """Other encodings under which X25519 agrees on the same secret: the ignored bit, and a point of order 2 added."""
+    prime = 2**255 - 19
+    u = int.from_bytes(public, "little") & (2**255 - 1)
+    return [
+        (u | 1 << 255).to_bytes(32, "little"),
+        pow(u, -1, prime).to_bytes(32, "little"),  # u(P + (0, 0)) = 1/u(P), and the scalars are multiples of 8
+    ]
+
+
+@pytest.mark.parametrize("encoding", [0, 1])
+def test_masks_towards_a_borrowed_key_do_not_cancel_those_towards_its_owner(encoding: int) -> None:
+    """n2 works with the coordinator, which shows it n0's key; n1 sits between the two, so their signs differ."""
+    names = ("n0", "n1", "n2")
+    table = Table(context(*names))
+    evil: Any = table.nodes["n2"]
+    said = {name: table.nodes[name].answer("advertise", Message()) for name in names}
+    victim = MaskedManifest()
+    victim.ParseFromString(said["n0"].body)
+    borrowed: Any = _Point(_same_point(victim.mask_key)[encoding])
+    evil._manifest = manifest(table.about, member("n2"), mask=borrowed, envelope=evil._envelope_key)
+    said["n2"] = _said(evil._manifest)
+    for name in names:
+        table.machine.accept(name, "advertise", said[name], InMemory(b""))
+    table.machine.close()
+    table.until("unmask")
+    shares: dict[int, int] = {}
+    for index, name in enumerate(names, start=1):
+        answer = table.nodes[name].answer("unmask", table.machine.asked[name])
+        shares[index] = read_share(by("n1", MaskedShares, answer).seeds.shares[0])
+    seed = Interpolation([1, 2, 3], threshold=3).open(shares)
+    words = np.frombuffer(table.answers["upload", "n1"].bulk, WORD).copy()
+    add_masks(words, minus=[seed])
+    packing = Packing(bits=16, contributors=3)
+    # What is left is to be the pairwise masks, and not body = [1, 2, 3], head = [4, 5] and the weight.
+    assert packing.unpack(words[:1], 3, contributors=1).tolist() != [1, 2, 3]
+    assert words[-1] != 64
