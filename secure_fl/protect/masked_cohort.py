@@ -87,6 +87,12 @@ def make_manifest(
 def read_manifest(context: RoundContext, manifest: MaskedManifest) -> Peer:
     """Check a manifest against the round and the study's roster, or raise."""
     name = manifest.node
+    # Everybody is sent everybody's manifest: what nobody reads and nobody signed has no place in one.
+    bare = MaskedManifest()
+    bare.CopyFrom(manifest)
+    bare.DiscardUnknownFields()
+    if bare != manifest:
+        raise ProtectionError("a manifest has more in it than a manifest")
     if name not in context.invited:
         raise ProtectionError("a manifest comes from outside the round")
     certificate = Certificate.from_der(manifest.certificate)

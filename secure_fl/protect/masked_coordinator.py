@@ -170,7 +170,8 @@ class MaskedCoordinator:
         if agreement.node != node:
             raise ProtectionError(f"{node} agrees for another node")
         verify_survivors(self._cohort, node, self._agreed, agreement.signature)
-        self._agreements[node] = agreement
+        # Not the message itself: everybody is sent this, and what else was in it would be sent along.
+        self._agreements[node] = MaskedAgreement(node=node, signature=agreement.signature)
 
     def _ask_for_unmasking(self) -> Ask:
         names = sorted(self._agreements)

@@ -23,6 +23,7 @@ from secure_fl.errors import (
 )
 from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.member import Member
+from secure_fl.limits import PAYLOAD_BYTES
 from secure_fl.protect.base import Message, NodeHalf, RoundContext
 from secure_fl.protect.masked import Masked
 from secure_fl.protect.masked_cohort import make_manifest
@@ -672,6 +673,33 @@ def test_a_phase_out_of_turn_or_twice_gets_nothing() -> None:
         half.answer("advertise", Message())
     with pytest.raises(ProtectionError):
         half.answer("unmask", Message())
+
+
+def _padding(room: int) -> bytes:
+    """A field that no message has, of about that length."""
+    size, length = room, b""
+    while size > 127:
+        length += bytes([size & 127 | 128])
+        size >>= 7
+    return b"\x7a" + length + bytes([size]) + bytes(room)
+
+
+@pytest.mark.parametrize("phase", ["advertise", "share", "upload", "consistency"])
+def test_what_one_node_adds_to_its_messages_is_not_sent_to_everybody(phase: str) -> None:
+    """Each of its messages is within the limit; what they become is to be, too, or no node could receive it."""
+    table = Table().until(phase)
+    for name in NAMES:
+        answer = table.nodes[name].answer(phase, table.machine.asked[name])
+        if name == "n1":
+            answer = replace(answer, body=answer.body + _padding(PAYLOAD_BYTES - len(answer.body) - 8))
+            assert len(answer.body) <= PAYLOAD_BYTES
+        try:
+            table.machine.accept(name, phase, replace(answer, bulk=b""), InMemory(answer.bulk))
+        except ProtectionError:
+            assert name == "n1"
+            table.machine.leave(name, "Protection")
+    table.machine.close()
+    assert all(len(message.body) < 10_000 for message in table.machine.asked.values())
 
 
 # --- a node that borrows another's key ---------------------------------------------------------------------------
