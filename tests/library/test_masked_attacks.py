@@ -20,6 +20,7 @@ from secure_fl.errors import (
     ProtectionError,
     SecureFLError,
     SignatureError,
+    StorageError,
 )
 from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.member import Member
@@ -606,6 +607,38 @@ def test_an_upload_of_the_wrong_length_or_without_its_commit_changes_nothing() -
     table.until("unmask")
     opened: Any = table.play()
     assert opened.blocks["body"].total.tolist() == [5, 10, 15]
+
+
+class _Failing(InMemory):
+    """A disk that fails in the middle of an upload."""
+
+    def read(self, offset: int, count: int) -> bytes:
+        if offset:
+            raise StorageError("an accepted upload cannot be read (Input/output error)")
+        return self.content[:count]
+
+
+def test_an_upload_that_was_added_in_part_ends_the_attempt() -> None:
+    """The node sends it again, as after any trouble of the coordinator's; added twice, it would be a wrong sum."""
+    size = 400_000  # more words than are read at a time
+    names = NAMES[:4]  # of four sites every lane is a possible sum: no bound would notice
+    table = Table(context(*names, blocks=layout(body=size)))
+    table.values = {name: contribution(64, {}, body=[1] * size) for name in names}
+    table.nodes = halves(MASKED, table.about, table.values)
+    table.until("upload")
+    for name in names:
+        answer = table.nodes[name].answer("upload", table.machine.asked[name])
+        if name == "n2":
+            with pytest.raises(StorageError):
+                table.machine.accept(name, "upload", Message(body=answer.body), _Failing(answer.bulk))
+        table.machine.accept(name, "upload", Message(body=answer.body), InMemory(answer.bulk))
+    try:
+        table.machine.close()
+    except ProtectionError:
+        return
+    table.until("unmask")
+    opened: Any = table.play()
+    assert set(opened.blocks["body"].total.tolist()) == {4}
 
 
 SHARES: dict[str, Callable[[MaskedShares], object]] = {
