@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from secure_fl.monitoring import MonitoringSection
 from secure_fl.party import DialingFile, DialingSection
 from secure_fl.settings import Settings
 from secure_fl.tasks.partition import PartitionSettings
+
+_THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
 
 
 class NodeSection(DialingSection):
@@ -68,6 +70,13 @@ class NodeFile(DialingFile):
     policy: PolicySection = PolicySection()
     monitoring: MonitoringSection = MonitoringSection()
     simulation: SimulationSection | None = None
+
+    @model_validator(mode="after")
+    def _simulates_here_only(self) -> Self:
+        # The seed is the study's: every site's masks could be computed by whoever knows the study.
+        if self.simulation is not None and self.node.coordinator.rpartition(":")[0] not in _THIS_MACHINE:
+            raise ValueError("[simulation] makes every secret predictable; it goes with a coordinator on this machine")
+        return self
 
     @property
     def dialing(self) -> DialingSection:

@@ -232,6 +232,9 @@ class Round:
         for position, phase in enumerate(phases):
             if position:
                 await self._next_phase(phase)
+            if position == 1:
+                # Whoever announces a second phase has every first answer: it has no reason to begin again.
+                self._store.spend(*self.key)
             answer = half.answer(phase, await self._question())
             if phase == phases[-1]:
                 # Before the last word is sent: once it arrives the round may be over, and this task with it.

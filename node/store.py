@@ -19,6 +19,7 @@ from secure_fl.files import publish, write_atomically
 from secure_fl.rpc import federation_pb2 as pb
 
 _ROUND = re.compile(r"(personal|combination)-(\d+)\.safetensors")
+_SPENT = "spent"  # in place of a digest: no cohort has this one
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class StudyStore:
         return self.folder / f"{kind}-{number}.safetensors"
 
     def advance(self, number: int, attempt: int, cohort: bytes) -> None:
-        """Note that an attempt begins. Raises `RefusedError` for one that is past, or the last one with other sites.
+        """Note that an attempt begins. Raises `RefusedError` for one that is past or spent, or has other sites now.
 
         Two cohorts that differ by one site reveal that site's update, so an attempt has one cohort for ever, and time
         does not run backwards, whatever the coordinator says and however often this node restarts.
@@ -73,11 +74,19 @@ class StudyStore:
         last = read_cursor(path)
         if mine[:2] < last[:2] or (mine[:2] == last[:2] and mine != last):
             raise RefusedError(
-                "this attempt is over, or was announced to other sites before",
+                "this attempt is over, has gone further here, or was announced to other sites before",
                 advice="if the coordinator was restored from a backup, stop the study there and submit a new one",
             )
         if mine != last:
             write_atomically(path, json.dumps(mine).encode())
+
+    def spend(self, number: int, attempt: int) -> None:
+        """Note that an attempt went beyond its first phase: from now on `advance` refuses it, with any sites.
+
+        Who is invited does not decide who is in a sum; who answers does. Gone through twice, one attempt trains the
+        same update twice, and two sums of it over survivors that differ by one site reveal that site's.
+        """
+        write_atomically(self.folder / "cursor.json", json.dumps((number, attempt, _SPENT)).encode())
 
     def scratch(self, name: str) -> Path:
         """A file of the round under way."""

@@ -20,11 +20,11 @@ from secure_fl.identity.signing import transcript, verify
 from secure_fl.limits import NODES
 from secure_fl.protect.base import RoundContext
 from secure_fl.protect.cohort import require_cohort
+from secure_fl.protect.masks import usable
 from secure_fl.rpc.protect_masked_pb2 import MaskedManifest
 
 _MANIFEST = "masked manifest"
 _MAX_GROUPS = 64  # different cohorts in one round; each costs every node a share per peer
-_KEY_BYTES = 32
 
 
 def threshold(nodes: int, colluders: int) -> int:
@@ -87,6 +87,12 @@ def make_manifest(
 def read_manifest(context: RoundContext, manifest: MaskedManifest) -> Peer:
     """Check a manifest against the round and the study's roster, or raise."""
     name = manifest.node
+    # Everybody is sent everybody's manifest: what nobody reads and nobody signed has no place in one.
+    bare = MaskedManifest()
+    bare.CopyFrom(manifest)
+    bare.DiscardUnknownFields()
+    if bare != manifest:
+        raise ProtectionError("a manifest has more in it than a manifest")
     if name not in context.invited:
         raise ProtectionError("a manifest comes from outside the round")
     certificate = _certificate(manifest.certificate)
@@ -97,7 +103,8 @@ def read_manifest(context: RoundContext, manifest: MaskedManifest) -> Peer:
     bits = int.from_bytes(manifest.blocks, "little")
     if len(manifest.blocks) != _bitmap_bytes(context) or bits >> len(context.layout.names):
         raise ProtectionError(f"{name} declares blocks that the round does not have")
-    if len(manifest.mask_key) != _KEY_BYTES or len(manifest.envelope_key) != _KEY_BYTES:
+    # Also of small order: with such a key nobody could share or mask, and the round would end for all.
+    if not usable(manifest.mask_key) or not usable(manifest.envelope_key):
         raise ProtectionError(f"{name} has no proper keys")
     blocks = frozenset(block for position, block in enumerate(context.layout.names) if bits >> position & 1)
     return Peer(name, certificate, blocks, manifest.mask_key, manifest.envelope_key)

@@ -51,6 +51,7 @@ class MaskedCoordinator:
         self._survivors: dict[str, MaskedSurvivor] = {}
         self._agreements: dict[str, MaskedAgreement] = {}
         self._shares: dict[str, _Shares] = {}
+        self._torn = False
 
     def begin(self) -> Ask:
         """Everybody invited may advertise."""
@@ -146,6 +147,7 @@ class MaskedCoordinator:
         signature = parse(MaskedCommit, message.body).signature
         survivor = MaskedSurvivor(node=node, upload=bulk.sha256, signature=signature)
         verify_upload(self._cohort, self._sharers, survivor)
+        self._torn, before = True, self._torn  # A disk may fail half-way, and what was added cannot be taken back.
         offset = 0
         for group in groups:
             total = self._sums[group.index]
@@ -153,9 +155,12 @@ class MaskedCoordinator:
                 piece = total[start : start + _PIECE]
                 piece += np.frombuffer(bulk.read(offset, piece.nbytes), WORD)
                 offset += piece.nbytes
+        self._torn = before
         self._survivors[node] = survivor
 
     def _ask_for_agreement(self) -> Ask:
+        if self._torn:
+            raise ProtectionError("an upload could be read in part only: the sums are void")
         names = sorted(self._survivors)
         self._cohort.require_quorum(names, what="uploads")
         survivors = [self._survivors[name] for name in names]
@@ -170,7 +175,8 @@ class MaskedCoordinator:
         if agreement.node != node:
             raise ProtectionError(f"{node} agrees for another node")
         verify_survivors(self._cohort, node, self._agreed, agreement.signature)
-        self._agreements[node] = agreement
+        # Not the message itself: everybody is sent this, and what else was in it would be sent along.
+        self._agreements[node] = MaskedAgreement(node=node, signature=agreement.signature)
 
     def _ask_for_unmasking(self) -> Ask:
         names = sorted(self._agreements)
@@ -225,7 +231,7 @@ class MaskedCoordinator:
             if name in gone:
                 for survivor in alive:
                     # A survivor added the mask towards a later name and subtracted it towards an earlier one.
-                    key = pair_key(gone[name], self._cohort, survivor, group)
+                    key = pair_key(gone[name], self._cohort, name, survivor, group)
                     (minus if name > survivor else plus).append(key)
         add_masks(self._sums[group.index], plus=plus, minus=minus)
 

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from secure_fl.errors import ProtectionError
 from secure_fl.identity.member import Member
+from secure_fl.identity.signing import transcript
 from secure_fl.protect.base import BlockSum, Contribution, Message, RoundContext
 from secure_fl.protect.envelopes import KEY_KIND, Envelopes
 from secure_fl.protect.guard import releasable
@@ -209,7 +210,7 @@ class MaskedNode:
         before: list[bytes] = []
         for peer in group.holders:
             if peer in self._sharers and peer != self._me.name:
-                key = pair_key(self._mask_key, self._cohort, peer, group)
+                key = pair_key(self._mask_key, self._cohort, self._me.name, peer, group)
                 (after if peer > self._me.name else before).append(key)
         return after, before
 
@@ -266,9 +267,14 @@ def group_words(context: RoundContext, packing: Packing, group: Group) -> int:
     return sum(packing.words(context.layout[block].size) for block in group.blocks) + 1
 
 
-def pair_key(mine: X25519PrivateKey, cohort: MaskedCohort, peer: str, group: Group) -> bytes:
-    """The key of the mask that two nodes have in common for one group."""
-    return agree(mine, cohort.peers[peer].mask_key, salt=cohort.rho, info=b"mask " + group.label)
+def pair_key(mine: X25519PrivateKey, cohort: MaskedCohort, me: str, peer: str, group: Group) -> bytes:
+    """The key of the mask that two nodes have in common for one group.
+
+    It names both. A node may show another's mask key as its own, in one of several encodings of the same point; the
+    secrets agreed with the two are then equal, and the masks they give, with opposite signs, must not be.
+    """
+    pair = (name.encode() for name in sorted((me, peer)))
+    return agree(mine, cohort.peers[peer].mask_key, salt=cohort.rho, info=transcript("mask", *pair, group.label))
 
 
 def seed_commitment(cohort: MaskedCohort, node: str, group: Group, seed: bytes) -> bytes:

@@ -14,6 +14,18 @@ from secure_fl.randomness import KeyStream, derive_key
 _PIECE = 1 << 14  # words: piece, mask and zeros together stay well inside a core's own cache
 
 
+_ANY_KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))  # no secret: it only tries public keys
+
+
+def usable(public: bytes) -> bool:
+    """Whether `agree` takes this key, whoever holds the other one: X25519 clears the small orders alike for all."""
+    try:
+        _ANY_KEY.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
 def agree(mine: X25519PrivateKey, theirs: bytes, *, salt: bytes, info: bytes) -> bytes:
     """A 32-byte key that two parties share, bound to a transcript (`salt`) and to one purpose (`info`)."""
     try:

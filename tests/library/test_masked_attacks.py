@@ -20,13 +20,17 @@ from secure_fl.errors import (
     ProtectionError,
     SecureFLError,
     SignatureError,
+    StorageError,
 )
 from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.member import Member
+from secure_fl.limits import PAYLOAD_BYTES
 from secure_fl.protect.base import Message, NodeHalf, RoundContext
 from secure_fl.protect.masked import Masked
 from secure_fl.protect.masked_cohort import make_manifest
-from secure_fl.protect.packing import WORD
+from secure_fl.protect.masks import add_masks
+from secure_fl.protect.packing import WORD, Packing
+from secure_fl.protect.shamir import Interpolation, read_share
 from secure_fl.randomness import SystemRandomness, UnsafeSeededRandomness
 from secure_fl.rpc.protect_masked_pb2 import (
     MaskedAgreements,
@@ -259,6 +263,45 @@ def test_the_coordinator_half_takes_no_manifest_for_another() -> None:
         with pytest.raises((error, IdentityError)):
             table.machine.accept(name, "advertise", _said(forged), InMemory(b""))
     table.machine.accept("n1", "advertise", _said(manifest(table.about, member("n1"))), InMemory(b""))
+
+
+class _Point:
+    """Stands in for a key pair whose public half is chosen."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def public_key(self) -> _Point:
+        return self
+
+    def public_bytes_raw(self) -> bytes:
+        return self._public
+
+
+SMALL_ORDER = (
+    bytes(32),
+    (1).to_bytes(32, "little"),
+    (2**255 - 20).to_bytes(32, "little"),  # −1
+    (2**255 - 19).to_bytes(32, "little"),  # 0, not reduced
+    (2**255 + 1).to_bytes(32, "little"),  # 1, with the bit that X25519 ignores
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),  # of order 8
+)
+
+
+@pytest.mark.parametrize("public", [*SMALL_ORDER, b"", bytes(31), bytes(33)], ids=lambda raw: raw.hex()[:6])
+def test_a_key_that_nobody_can_agree_with_costs_its_sender_only(public: bytes) -> None:
+    point: Any = _Point(public)
+    for which in ("mask", "envelope"):
+        table = Table()
+        with pytest.raises(ProtectionError, match="proper keys"):
+            table.machine.accept(
+                "n1", "advertise", _said(manifest(table.about, member("n1"), **{which: point})), InMemory(b"")
+            )
+        table.machine.leave("n1", "Protection")
+        opened: Any = None
+        while table.machine.phase:
+            opened = table.play()
+        assert opened.blocks["body"].total.tolist() == [4, 8, 12]
 
 
 def _said(message: ProtoMessage) -> Message:
@@ -566,6 +609,38 @@ def test_an_upload_of_the_wrong_length_or_without_its_commit_changes_nothing() -
     assert opened.blocks["body"].total.tolist() == [5, 10, 15]
 
 
+class _Failing(InMemory):
+    """A disk that fails in the middle of an upload."""
+
+    def read(self, offset: int, count: int) -> bytes:
+        if offset:
+            raise StorageError("an accepted upload cannot be read (Input/output error)")
+        return self.content[:count]
+
+
+def test_an_upload_that_was_added_in_part_ends_the_attempt() -> None:
+    """The node sends it again, as after any trouble of the coordinator's; added twice, it would be a wrong sum."""
+    size = 400_000  # more words than are read at a time
+    names = NAMES[:4]  # of four sites every lane is a possible sum: no bound would notice
+    table = Table(context(*names, blocks=layout(body=size)))
+    table.values = {name: contribution(64, {}, body=[1] * size) for name in names}
+    table.nodes = halves(MASKED, table.about, table.values)
+    table.until("upload")
+    for name in names:
+        answer = table.nodes[name].answer("upload", table.machine.asked[name])
+        if name == "n2":
+            with pytest.raises(StorageError):
+                table.machine.accept(name, "upload", Message(body=answer.body), _Failing(answer.bulk))
+        table.machine.accept(name, "upload", Message(body=answer.body), InMemory(answer.bulk))
+    try:
+        table.machine.close()
+    except ProtectionError:
+        return
+    table.until("unmask")
+    opened: Any = table.play()
+    assert set(opened.blocks["body"].total.tolist()) == {4}
+
+
 SHARES: dict[str, Callable[[MaskedShares], object]] = {
     "a share off its polynomial": lambda s: s.shares[1].seeds.shares.__setitem__(
         0, _flip_middle(s.shares[1].seeds.shares[0])
@@ -631,3 +706,72 @@ def test_a_phase_out_of_turn_or_twice_gets_nothing() -> None:
         half.answer("advertise", Message())
     with pytest.raises(ProtectionError):
         half.answer("unmask", Message())
+
+
+def _padding(room: int) -> bytes:
+    """A field that no message has, of about that length."""
+    size, length = room, b""
+    while size > 127:
+        length += bytes([size & 127 | 128])
+        size >>= 7
+    return b"\x7a" + length + bytes([size]) + bytes(room)
+
+
+@pytest.mark.parametrize("phase", ["advertise", "share", "upload", "consistency"])
+def test_what_one_node_adds_to_its_messages_is_not_sent_to_everybody(phase: str) -> None:
+    """Each of its messages is within the limit; what they become is to be, too, or no node could receive it."""
+    table = Table().until(phase)
+    for name in NAMES:
+        answer = table.nodes[name].answer(phase, table.machine.asked[name])
+        if name == "n1":
+            answer = replace(answer, body=answer.body + _padding(PAYLOAD_BYTES - len(answer.body) - 8))
+            assert len(answer.body) <= PAYLOAD_BYTES
+        try:
+            table.machine.accept(name, phase, replace(answer, bulk=b""), InMemory(answer.bulk))
+        except ProtectionError:
+            assert name == "n1"
+            table.machine.leave(name, "Protection")
+    table.machine.close()
+    assert all(len(message.body) < 10_000 for message in table.machine.asked.values())
+
+
+# --- a node that borrows another's key ---------------------------------------------------------------------------
+
+
+def _same_point(public: bytes) -> list[bytes]:
+    """Other encodings under which X25519 agrees on the same secret: the ignored bit, and a point of order 2 added."""
+    prime = 2**255 - 19
+    u = int.from_bytes(public, "little") & (2**255 - 1)
+    return [
+        (u | 1 << 255).to_bytes(32, "little"),
+        pow(u, -1, prime).to_bytes(32, "little"),  # u(P + (0, 0)) = 1/u(P), and the scalars are multiples of 8
+    ]
+
+
+@pytest.mark.parametrize("encoding", [0, 1])
+def test_masks_towards_a_borrowed_key_do_not_cancel_those_towards_its_owner(encoding: int) -> None:
+    """n2 works with the coordinator, which shows it n0's key; n1 sits between the two, so their signs differ."""
+    names = ("n0", "n1", "n2")
+    table = Table(context(*names))
+    evil: Any = table.nodes["n2"]
+    said = {name: table.nodes[name].answer("advertise", Message()) for name in names}
+    victim = MaskedManifest()
+    victim.ParseFromString(said["n0"].body)
+    borrowed: Any = _Point(_same_point(victim.mask_key)[encoding])
+    evil._manifest = manifest(table.about, member("n2"), mask=borrowed, envelope=evil._envelope_key)
+    said["n2"] = _said(evil._manifest)
+    for name in names:
+        table.machine.accept(name, "advertise", said[name], InMemory(b""))
+    table.machine.close()
+    table.until("unmask")
+    shares: dict[int, int] = {}
+    for index, name in enumerate(names, start=1):
+        answer = table.nodes[name].answer("unmask", table.machine.asked[name])
+        shares[index] = read_share(by("n1", MaskedShares, answer).seeds.shares[0])
+    seed = Interpolation([1, 2, 3], threshold=3).open(shares)
+    words = np.frombuffer(table.answers["upload", "n1"].bulk, WORD).copy()
+    add_masks(words, minus=[seed])
+    packing = Packing(bits=16, contributors=3)
+    # What is left is to be the pairwise masks, and not body = [1, 2, 3], head = [4, 5] and the weight.
+    assert packing.unpack(words[:1], 3, contributors=1).tolist() != [1, 2, 3]
+    assert words[-1] != 64

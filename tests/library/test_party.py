@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from node.config import NodeFile
 from secure_fl.errors import CertificateError, SettingsError, UnknownNameError
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
@@ -86,3 +87,15 @@ def test_mistakes_in_the_file_are_named(tmp_path: Path) -> None:
         File.read(write(tmp_path, '[pki]\ncertificate = "x"\n[log]\nlevel = "loud"\n'))
     with pytest.raises(SettingsError, match=r"^pki: this key is required$"):
         File.read(write(tmp_path, ""))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "hub.example.org", "10.0.0.7", "127.0.0.1.nip.io"])
+def test_predictable_randomness_goes_with_a_coordinator_on_this_machine_only(host: str) -> None:
+    """A simulation's file that was copied and pointed at a real coordinator: the study's seed gives its masks away."""
+    section = {"name": "north", "coordinator": f"{host}:443", "fingerprint": "0" * 64, "certificate": "north.pem"}
+    assert NodeFile.parse({"node": section}).simulation is None
+    if host in ("127.0.0.1", "localhost", "[::1]"):
+        assert NodeFile.parse({"node": section, "simulation": {"seed": 1}}).simulation is not None
+        return
+    with pytest.raises(SettingsError, match="predictable"):
+        NodeFile.parse({"node": section, "simulation": {"seed": 1}})
