@@ -205,6 +205,7 @@ class Round:
                 result.samples,
                 reference_samples=protection.reference_samples,
                 min_cohort=context.min_cohort,
+                colluders=context.colluders,
             )
         training = self._first.kind == pb.ROUND_KIND_TRAIN
         update = load_blocks(self._update_path()) if training else {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from secure_fl import tasks
 from secure_fl.protect.base import RequestKind
+from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.study import Study
 from secure_fl.tasks.model_blocks import initial_blocks
 
@@ -98,9 +99,15 @@ def _encoding(study: Study, *, blocks: bool) -> tuple[str, ...]:
 def _weights(study: Study) -> str:
     if study.protection.reference_samples is None:
         return "Every site counts the same, however many samples it has."
+    floor = weight_floor(study.min_cohort(RequestKind.SUM), study.protection.colluders)
+    if floor == WEIGHT_UNITS:
+        return (
+            "Every site counts the same: in cohorts as small as this study allows, other weights could make one site "
+            "stand out, so protection.reference_samples has no effect. A larger protection.min_cohort gives it one."
+        )
     return (
-        f"A site counts min(1, samples/{study.protection.reference_samples}), quantised to 1/64 and with a floor, so "
-        "that no site holds more than half of a cohort's weight."
+        f"A site counts min(1, samples/{study.protection.reference_samples}), quantised to 1/64 and at least "
+        f"{floor / WEIGHT_UNITS:.2f}, so that no site stands out in a sum."
     )
 
 

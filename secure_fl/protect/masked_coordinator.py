@@ -1,7 +1,7 @@
 """The coordinator's half of `masked`: adds masked words as they arrive, and in the end takes the masks off the sum.
 
 It holds one sum per group, never an upload. It draws no randomness, so replaying the accepted messages after a crash
-rebuilds it. What it checks protects the round from one faulty node; what protects a node is in the node's half.
+rebuilds it. What it checks keeps malformed answers out; what protects a node is in the node's half.
 """
 
 from __future__ import annotations
@@ -254,7 +254,8 @@ class MaskedCoordinator:
         words = self._sums[group.index]
         count = sum(name in self._survivors for name in group.holders)
         weight = int(words[-1])
-        if not count * weight_floor(self._context.min_cohort) <= weight <= count * WEIGHT_UNITS:
+        floor = weight_floor(self._context.min_cohort, self._context.colluders)
+        if not count * floor <= weight <= count * WEIGHT_UNITS:
             raise ProtectionError("the opened weight is not that of the survivors: a node sent nonsense")
         blocks: dict[str, BlockSum] = {}
         start = 0

@@ -158,8 +158,8 @@ class _Uploads:
         layout = _named(self._context.layout, header.blocks)
         if bulk.size != layout.size * self._dtype.itemsize:
             raise ProtectionError("the upload's length does not fit its blocks")
-        # A weight below the floor would let another node hold more than half of the cohort's weight.
-        if not weight_floor(self._context.min_cohort) <= header.weight <= WEIGHT_UNITS:
+        # A weight below the floor would let another node stand out in the sum.
+        if not weight_floor(self._context.min_cohort, self._context.colluders) <= header.weight <= WEIGHT_UNITS:
             raise ProtectionError("the weight is out of range")
         return header, layout
 

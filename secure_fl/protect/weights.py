@@ -1,28 +1,32 @@
 """How much a node counts in a weighted mean, without anybody learning its sample count.
 
-ω = min(1, N/N_ref), quantised to 1/64 once and used in numerator and denominator. One dominant hospital *is* the
-mean, so no node may hold more than half of a cohort's weight. Nobody sees the weights, so nobody could check
-that afterwards; it is therefore made true by construction. With at least m contributors (`min_cohort`) and every
-ω ≥ 1/(m − 1), the others together weigh at least (m − 1)·1/(m − 1) = 1 ≥ ω: half at most, whatever is hidden.
+ω = min(1, N/N_ref), quantised to 1/64 once and used in numerator and denominator. One dominant hospital *is* the mean,
+and nobody sees the weights, so nobody could check that afterwards; it is made true by construction. Of at least m
+contributors (`min_cohort`), c may side with the coordinator and subtract their part. The k = m − c others are left in a
+sum whose leverage on one of them is ω_j²/Σ ω² (docs/guard.md). With 1 ≥ ω ≥ f for everybody that is at most
+1/(1 + (k − 1)·f²), hence at most one half if f = 1/√(k − 1).
 """
 
 from __future__ import annotations
+
+from math import isqrt
 
 from secure_fl.errors import DataError
 
 WEIGHT_UNITS = 64
 
 
-def weight_floor(min_cohort: int) -> int:
-    """The smallest weight a node may have, in units of 1/64."""
-    return -(-WEIGHT_UNITS // (min_cohort - 1))
+def weight_floor(min_cohort: int, colluders: int) -> int:
+    """The smallest weight a node may have, in units of 1/64: the least f with (m − c − 1)·f² ≥ 64²."""
+    others = max(1, min_cohort - colluders - 1)
+    return 1 + isqrt((WEIGHT_UNITS**2 - 1) // others)
 
 
-def quantise_weight(samples: int, *, reference_samples: int | None, min_cohort: int) -> int:
+def quantise_weight(samples: int, *, reference_samples: int | None, min_cohort: int, colluders: int) -> int:
     """A node's weight in units of 1/64. Without a reference every node counts the same."""
     if samples <= 0:
         raise DataError("the site has no training samples")
     if reference_samples is None:
         return WEIGHT_UNITS
     wanted = round(WEIGHT_UNITS * samples / reference_samples)
-    return min(WEIGHT_UNITS, max(weight_floor(min_cohort), wanted))
+    return min(WEIGHT_UNITS, max(weight_floor(min_cohort, colluders), wanted))

@@ -27,7 +27,9 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path) -> None:
     study = Study.read(path).completed()
     assert study.study.name == "trial"
     result = invoke(app, ["study", "check", str(path), "--json"])
-    assert json.loads(result.stdout) == {"study": "trial", "id": study.id, "sites": 0, "valid": True}
+    assert json.loads(result.stdout) == {
+        "study": "trial", "id": study.id, "sites": 0, "valid": True, "dropouts_tolerated": 4,
+    }  # fmt: skip
 
 
 def test_a_new_study_takes_the_sites_from_the_authority(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_every_strategy_can_be_shown(tmp_path: Path, strategy: str) -> None:
     assert result.exit_code == 0, result.output
     for heading in ("What it does", "What leaves a site", "Who learns what", "Differential privacy"):
         assert heading in result.stdout
-    assert "UNSAFE" in result.stdout
+    assert "UNSAFE" not in result.stdout
     assert Study.read(path).completed().id in result.stdout
 
 
@@ -93,3 +95,11 @@ def test_help_teaches() -> None:
 
 def test_version() -> None:
     assert invoke(app, ["--version"]).stdout.startswith("secure-fl 0.")
+
+
+def test_a_study_whose_rounds_tolerate_no_dropout_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text("[simulation]\nnodes = 3\n")
+    assert "no dropout is tolerated" in invoke(app, ["study", "check", str(path)]).stdout
+    path.write_text("[simulation]\nnodes = 4\n")
+    assert "of 4 sites 1 may drop out" in invoke(app, ["study", "check", str(path)]).stdout

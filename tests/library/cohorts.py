@@ -24,6 +24,7 @@ from secure_fl.protect.base import (
     RoundContext,
 )
 from secure_fl.protect.guard import releasable
+from secure_fl.protect.weights import weight_floor
 from secure_fl.randomness import UnsafeSeededRandomness
 from tests.library.members import member
 
@@ -106,16 +107,17 @@ def cases(draw: st.DrawFn, kind: RequestKind = RequestKind.SUM) -> tuple[RoundCo
     limit = 2 ** (bits - 1) - 1
     value = st.integers(-limit, limit) | st.sampled_from([-limit, limit])
     everybody: dict[str, Contribution] = {}
+    minimum = draw(st.integers(3, len(nodes)))
+    floor = weight_floor(minimum, 1)
     for node in nodes:
         held = draw(st.just(set(names)) | st.sets(st.sampled_from(names))) if names else set()
         blocks = {n: draw(st.lists(value, min_size=shape[n].size, max_size=shape[n].size)) for n in sorted(held)}
         if kind is RequestKind.SUM:
-            everybody[node] = contribution(draw(st.integers(32, 64)), {}, **blocks)  # the floor of any minimum
+            everybody[node] = contribution(draw(st.integers(floor, 64)), {}, **blocks)
         else:
             peers = draw(st.just(nodes) | st.sets(st.sampled_from(nodes)).map(sorted))
             row = {peer: draw(st.integers(0, 128)) for peer in peers}
             everybody[node] = contribution(64, row, **blocks)
-    minimum = draw(st.integers(3, len(nodes)))
     return context(*nodes, blocks=shape, kind=kind, bits=bits, min_cohort=minimum), everybody
 
 

@@ -35,10 +35,10 @@ DOUBLE: Protection = OneTimePad()
 NONE = UnsafeNone()
 NODES = ("n0", "n1", "n2", "n3")
 HELD = {
-    "n0": contribution(40, body=[1, -2, 3], head=[7, 7]),
-    "n1": contribution(45, body=[4, 5, 6], head=[8, -8]),
-    "n2": contribution(50, body=[-32767, 32767, 0]),
-    "n3": contribution(60, body=[1, 1, 1]),
+    "n0": contribution(64, body=[1, -2, 3], head=[7, 7]),
+    "n1": contribution(64, body=[4, 5, 6], head=[8, -8]),
+    "n2": contribution(64, body=[-32767, 32767, 0]),
+    "n3": contribution(64, body=[1, 1, 1]),
 }
 
 
@@ -66,7 +66,7 @@ def test_the_double_opens_what_none_opens_over_the_survivors(
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_node_may_vanish_in_any_phase(phase: str) -> None:
-    expected = ({"body": ([1 + 4 + 1, -2 + 5 + 1, 3 + 6 + 1], 145, 3)}, ("n0", "n1", "n3"))
+    expected = ({"body": ([1 + 4 + 1, -2 + 5 + 1, 3 + 6 + 1], 192, 3)}, ("n0", "n1", "n3"))
     assert plain(play(DOUBLE, context(*NODES), HELD, {"n2": phase})) == expected
 
 

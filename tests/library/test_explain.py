@@ -70,4 +70,5 @@ def test_the_agreement_and_its_limits_are_named() -> None:
 
 def test_weights_are_explained() -> None:
     assert "Every site counts the same" in text()
-    assert "min(1, samples/500)" in text(protection={"reference_samples": 500})
+    assert "protection.reference_samples has no effect" in text(protection={"reference_samples": 500})
+    assert "min(1, samples/500)" in text(protection={"reference_samples": 500, "min_cohort": 4})
