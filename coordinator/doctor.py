@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import socket
 import sqlite3
 import sys
@@ -21,12 +20,7 @@ from secure_fl.study import Study
 
 def main(arguments: list[str] | None = None) -> int:
     """Check everything that can be known on this machine."""
-    parser = argparse.ArgumentParser(prog="python -m coordinator.doctor", description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--study", type=Path)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-    return doctor.tell(doctor.examine(_checks(options.file, options.study)), as_json=options.json)
+    return doctor.command("python -m coordinator.doctor", __doc__, _checks, arguments)
 
 
 def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:

@@ -7,6 +7,7 @@ other error of ours for what does not work now; the error's advice is the fix. T
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.metadata
 import json
@@ -89,6 +90,21 @@ def tell(findings: Iterable[Finding], *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps({"ok": failed == 0, "checks": [asdict(finding) for finding in seen]}) + "\n")
     return 1 if failed else 0
+
+
+def command(
+    prog: str,
+    description: str | None,
+    checks: Callable[[Path, Path | None], Iterable[Check]],
+    arguments: list[str] | None,
+) -> int:
+    """The command line of a party's doctor: its file, perhaps a study, and how to print."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--study", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    return tell(examine(checks(options.file, options.study)), as_json=options.json)
 
 
 # --- the installation -----------------------------------------------------------------------------------------
