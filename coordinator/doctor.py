@@ -13,7 +13,7 @@ from pathlib import Path
 from coordinator.config import CoordinatorFile
 from coordinator.store import Store
 from secure_fl import doctor
-from secure_fl.errors import SecureFLError, SettingsError, StorageError
+from secure_fl.errors import DoubtError, SecureFLError, SettingsError, StorageError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.study import Study
 
@@ -53,7 +53,7 @@ def _address(file: CoordinatorFile) -> str:
                 advice="choose a port above 1024, or AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit",
             ) from None
         except OSError as error:
-            raise doctor.DoubtError(
+            raise DoubtError(
                 f"{file.coordinator.address}: {error.strerror}",
                 advice="fine if this coordinator is running; otherwise stop what listens there",
             ) from None

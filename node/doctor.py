@@ -11,7 +11,7 @@ from node.config import DatasetSection, NodeFile
 from node.policy import Policy
 from node.store import NodeStore
 from secure_fl import doctor
-from secure_fl.errors import CertificateError, DataError, RefusedError, SecureFLError
+from secure_fl.errors import CertificateError, DataError, DoubtError, RefusedError, SecureFLError
 from secure_fl.privacy.ledger import read_ledger
 from secure_fl.study import Study
 
@@ -87,7 +87,7 @@ def _approval(file: NodeFile, path: Path) -> str:
     try:
         policy.check_approval(study.id, NodeStore(file.state_folder).approvals())
     except RefusedError as error:
-        raise doctor.DoubtError(error.message, advice=error.hint) from None
+        raise DoubtError(error.message, advice=error.hint) from None
     return f"{study.study.name} {study.id} is approved"
 
 

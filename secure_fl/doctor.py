@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import secure_fl
-from secure_fl.errors import SecureFLError, SettingsError, StorageError
+from secure_fl.errors import DoubtError, SecureFLError, SettingsError, StorageError
 from secure_fl.identity.certificates import utc_now
 from secure_fl.limits import MIB
 from secure_fl.party import DialingFile, PartyFile
@@ -40,10 +40,6 @@ _EXPIRY_DAYS = 30
 _GREET_SECONDS = 20.0
 _SKEW_SECONDS = 60.0  # beyond this a fresh certificate or revocation list may look as if from the future
 _LITTLE_DISK, _NO_DISK = 2048 * MIB, 128 * MIB
-
-
-class DoubtError(SecureFLError):
-    """Works now, but not for long or not well."""
 
 
 @dataclass(frozen=True, slots=True)

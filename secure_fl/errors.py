@@ -35,6 +35,10 @@ class UsageError(SecureFLError):
     status = "INVALID_ARGUMENT"
 
 
+class DoubtError(SecureFLError):
+    """`secure-fl doctor`: works now, but not for long or not well."""
+
+
 # --- settings ---------------------------------------------------------------------------------------------
 
 

@@ -119,16 +119,17 @@ def report(
     Example: secure-fl study report HASH --out report.html --as operator.toml
     """
 
-    async def fetch(lead: Operator) -> pb.StudyStatus:
-        (found,) = await lead.status(await find(lead, study_id))
-        return found
+    async def fetch(lead: Operator) -> tuple[str, pb.StudyStatus]:
+        wanted = await find(lead, study_id)
+        (found,) = await lead.status(wanted)
+        return wanted, found
 
-    found = _call(operator, fetch)
+    wanted, found = _call(operator, fetch)
     if not found.record:
         raise LateMessageError("the study has not begun", advice="ask again once its first round is under way")
     record = StudyRecord.from_json(json.loads(found.record))
     study = Study.from_canonical(record.settings.encode()) if record.settings else None
-    if record.study_id != found.study_id or (study and study.id != found.study_id):
+    if record.study_id != wanted or (study and study.id != wanted):
         raise MalformedMessageError("the coordinator sent another study's record")
     seconds = sum(entry.seconds for entry in record.rounds)
     summary = summarise(record, engine="separate machines", seconds=seconds, report=str(out))

@@ -29,7 +29,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     def use(record: StudyRecord | None) -> None:
         status = pb.StudyStatus(study_id=STUDY.id, rounds_done=3, rounds_planned=3, state="running")
         status.record = json.dumps(asdict(record)).encode() if record else b""
-        monkeypatch.setattr(deployed, "_call", lambda *_: (status,))
+        monkeypatch.setattr(deployed, "_call", lambda *_: (STUDY.id, status))
 
     return use
 
