@@ -21,7 +21,7 @@ from tests.library.cohorts import (
     cases,
     context,
     contribution,
-    guarded_sums,
+    exact_sums,
     halves,
     plain,
     play,
@@ -59,9 +59,12 @@ def test_the_double_opens_what_none_opens_over_the_survivors(
             with pytest.raises(CohortTooSmallError):
                 play(protection, about, contributions, who)
         return
-    opened = plain(play(DOUBLE, about, contributions, gone))
-    assert opened == plain(play(NONE, about, contributions, absent))
-    assert opened == (guarded_sums(about, survivors), tuple(sorted(survivors)))
+    opened, cohort = plain(play(DOUBLE, about, contributions, gone))
+    assert (opened, cohort) == (exact_sums(about, survivors), tuple(sorted(survivors)))
+    # `none` has a guard besides, which may keep blocks closed whose cohorts differ by too little.
+    guarded, same = plain(play(NONE, about, contributions, absent))
+    assert guarded.items() <= opened.items()
+    assert same == cohort
 
 
 @pytest.mark.parametrize("phase", PHASES)
