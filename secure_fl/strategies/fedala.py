@@ -72,12 +72,10 @@ class FedALA(FedAvg):
         if not site.personal:
             return {}  # The first round: there is no Θ_i to mix with.
         common = site.snapshot(higher)
-        import torch
-
         apart = [theta - theta_i for theta, theta_i in zip(common, own, strict=True)]
         known = _key(0) in site.personal
         weights = [
-            torch.tensor(site.personal[_key(i)], device=gap.device).view_as(gap) if known else torch.ones_like(gap)
+            gap.new_tensor(site.personal[_key(i)]).view_as(gap) if known else gap.new_ones(gap.shape)
             for i, gap in enumerate(apart)
         ]
         self._learn(site, weights, own, apart, higher, epochs=1 if known else self.settings.start_epochs)

@@ -42,7 +42,20 @@ def summary_of(*arguments: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "has_global"), [("fedavg", True), ("fedprox", True), ("fedper", False), ("local", False)]
+    ("strategy", "has_global"),
+    [
+        ("ditto", True),
+        ("fedala", True),
+        ("fedavg", True),
+        ("fedper", False),
+        ("fedprox", True),
+        ("fedrep", False),
+        ("local", False),
+        ("pfedme", True),
+        ("pflda", False),
+        ("pflsensing", True),
+        ("tp", True),
+    ],
 )
 def test_every_strategy_keeps_the_contract(tmp_path: Path, strategy: str, has_global: bool) -> None:
     out = tmp_path / "out"
