@@ -30,7 +30,7 @@ _ROUNDS = "rounds taken"  # beside the blocks and their α in what the site keep
 class PFLSensingSettings(LocalTraining):
     """FedAvg's settings and those of the adaptive weights."""
 
-    alpha_rate: float | None = Field(None, gt=0)  # η of (10); the learning rate unless it is given
+    alpha_rate: float = Field(0.05, gt=0)  # η of (10)
     alpha_epochs: int = Field(1, ge=1, le=1000)
     top_k: int = Field(1, ge=0)  # how many hierarchies of v are kept as they are
     period: int = Field(5, ge=1)  # Q: every so many rounds, all weights are computed
@@ -102,7 +102,6 @@ class PFLSensing(FedAvg):
         The chain rule goes through v̄ only; v and w are as training left them. In evaluation mode, since v̄ is taken
         as it would predict, and a step must not move running statistics.
         """
-        rate = self.settings.alpha_rate or self.settings.learning_rate
         alpha = dict(alpha)
         moving = [name for name in site.layout.names if name not in retained]
         site.load(w)
@@ -117,7 +116,7 @@ class PFLSensing(FedAvg):
             for name in moving:
                 pairs = zip(apart[name], site.parameters((name,)), strict=True)
                 slope = sum(float((gap * p.grad).sum()) for gap, p in pairs if p.grad is not None)
-                alpha[name] = min(max(alpha[name] - rate * slope, 0.0), 1.0)
+                alpha[name] = min(max(alpha[name] - self.settings.alpha_rate * slope, 0.0), 1.0)
         return alpha
 
 

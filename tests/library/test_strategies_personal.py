@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ PERSONAL = ("ditto", "fedala", "fedrep", "pfedme", "pflda", "pflsensing", "tp")
 class Given(Task):
     """A task that is given its data."""
 
-    kind = "regression"
+    kind: ClassVar[Literal["classification", "regression"]] = "regression"
 
     def load(self, source: Source) -> LocalData:
         raise DataError("this task is given its data")
@@ -370,16 +370,11 @@ def test_pflsensings_weight_follows_the_chain_rule_and_is_clipped(
     assert change["high"].tolist() == near(-0.03, 0.02)
 
 
-def test_pflsensings_weight_takes_the_learning_rate_unless_it_has_its_own() -> None:
-    here, _ = sensing(GRADIENT, FROM_V)
-    assert weights_kept(here.personal)["high"] == pytest.approx(0.43, abs=1e-6)
-
-
 def test_pflsensing_keeps_the_top_blocks_of_v_between_full_rounds() -> None:
     # `high` has the larger α: it is kept as v has it, and its α stays; `low` is mixed with its new α.
     kept = blocks(**{"low: alpha": [0.25], "high: alpha": [0.75], "rounds taken": [1.0]})
     x = [0.4, 0.3, -0.2]
-    here, _ = sensing(x, {**FROM_V, **kept}, top_k=1, period=2)
+    here, _ = sensing(x, {**FROM_V, **kept}, alpha_rate=0.1, top_k=1, period=2)
     v, w = 2.0 - 0.04, 1.0 - 0.04
     alpha = 0.25 - 0.1 * (v - w) * 0.4
     assert weights_kept(here.personal) == pytest.approx({"low": alpha, "high": 0.75}, abs=1e-6)
