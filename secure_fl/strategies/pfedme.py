@@ -23,7 +23,7 @@ class PFedMeSettings(LocalTraining):
 
     lam: float = Field(15.0, gt=0)
     inner_steps: int = Field(5, ge=1, le=1000)  # K: steps on one batch
-    outer_rate: float = Field(0.005, gt=0)  # η, of the steps on w
+    outer_rate: float = Field(0.05, gt=0)  # η, of the steps on w; the paper has 0.005, for hundreds of rounds
     beta: float = Field(1.0, gt=0)  # of the coordinator's step
 
 
