@@ -7,6 +7,7 @@ import logging
 import threading
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.numpy import save
 
@@ -14,6 +15,7 @@ from node.config import DatasetSection
 from node.jobs import Job, Result, layout_from_json
 from node.store import load_blocks, save_blocks
 from secure_fl import tasks
+from secure_fl.blocks import Blocks
 from secure_fl.errors import NonFiniteUpdateError, SecureFLError, TrainingError
 from secure_fl.files import write_atomically
 from secure_fl.metrics import SiteMetrics
@@ -75,7 +77,7 @@ class Trainer:
         if job.kind == "train":
             # 6. Train, and select the blocks that may leave.
             update = strategy.fit(site)
-            _require_finite(site)
+            _require_finite(site, update)
             row = dict(strategy.row(site))
             save_blocks(Path(job.update_to), update)
             if site.personal:
@@ -111,10 +113,11 @@ def _source(job: Job) -> Source:
 
 def _measure(strategy: Strategy, site: Site) -> SiteMetrics:
     """The model as received, before training: the fruit of the rounds so far."""
-    own = site.evaluate(strategy.inference(site))
+    mine, shared = strategy.inference(site), {**site.initial, **site.received}
+    own = site.evaluate(mine)
     common = own
-    if strategy.has_global_model and (site.personal or site.combination):
-        common = site.evaluate({**site.initial, **site.received})
+    if strategy.has_global_model and any(not np.array_equal(mine[name], shared[name]) for name in shared):
+        common = site.evaluate(shared)
     return SiteMetrics(
         samples=site.samples,
         accuracy=own.accuracy,
@@ -124,8 +127,8 @@ def _measure(strategy: Strategy, site: Site) -> SiteMetrics:
     )
 
 
-def _require_finite(site: Site) -> None:
-    """NaN must reach neither the update nor what the site keeps."""
-    for parameter in site.model.parameters():
-        if not torch.isfinite(parameter).all():
-            raise NonFiniteUpdateError("training produced NaN or infinity")
+def _require_finite(site: Site, update: Blocks) -> None:
+    """NaN must reach neither the update nor what the site keeps; the model in hand may be either or neither."""
+    held = (parameter.detach().cpu().numpy() for parameter in site.model.parameters())
+    if not all(np.isfinite(vector).all() for vector in (*held, *update.values(), *site.personal.values())):
+        raise NonFiniteUpdateError("training produced NaN or infinity")

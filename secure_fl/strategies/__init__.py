@@ -11,10 +11,17 @@ from secure_fl.strategies.base import Strategy
 
 # Loaded by name: the node's main process and the command line stay free of torch until somebody trains.
 _BUILT_IN: dict[str, str] = {
+    "ditto": "secure_fl.strategies.ditto:Ditto",
+    "fedala": "secure_fl.strategies.fedala:FedALA",
     "fedavg": "secure_fl.strategies.fedavg:FedAvg",
     "fedper": "secure_fl.strategies.fedper:FedPer",
     "fedprox": "secure_fl.strategies.fedprox:FedProx",
+    "fedrep": "secure_fl.strategies.fedrep:FedRep",
     "local": "secure_fl.strategies.local:Local",
+    "pfedme": "secure_fl.strategies.pfedme:PFedMe",
+    "pflda": "secure_fl.strategies.pflda:PFLDA",
+    "pflsensing": "secure_fl.strategies.pflsensing:PFLSensing",
+    "tp": "secure_fl.strategies.tp:TrainThenPersonalise",
 }
 
 

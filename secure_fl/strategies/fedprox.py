@@ -14,8 +14,6 @@ from secure_fl.strategies.base import LocalTraining
 from secure_fl.strategies.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from secure_fl.strategies.site import Site
 
 
@@ -35,10 +33,5 @@ class FedProx(FedAvg):
     def fit(self, site: Site) -> Blocks:
         """Local SGD on the proximal objective."""
         site.load(site.received)
-        anchor = [parameter.detach().clone() for parameter in site.model.parameters()]
-        site.train(penalty=lambda model: self._distance(model, anchor))
+        site.train(penalty=site.pull(site.snapshot(), self.settings.mu / 2))
         return site.change(site.layout.names)
-
-    def _distance(self, model: nn.Module, anchor: list[Tensor]) -> Tensor:
-        pairs = zip(model.parameters(), anchor, strict=True)
-        return self.settings.mu / 2 * sum(((w - w_t) ** 2).sum() for w, w_t in pairs)  # type: ignore[return-value]

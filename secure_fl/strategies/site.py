@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
 
 from secure_fl.blocks import Blocks, Layout, Vector
-from secure_fl.errors import NonFiniteUpdateError
+from secure_fl.errors import NonFiniteUpdateError, SettingsError
 from secure_fl.strategies.base import LocalTraining
 from secure_fl.tasks.model_blocks import layout_of, read_blocks, write_blocks
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from secure_fl.tasks.base import LocalData, Metrics, Task
 
 Penalty = Callable[["nn.Module"], "Tensor"]
+Loss = Callable[["Tensor", "Tensor"], "Tensor"]  # of outputs and targets: a batch's mean
+Batch = tuple["Tensor", "Tensor"]
 
 
 class Site:
@@ -85,39 +89,131 @@ class Site:
         """What training changed in the blocks `names`, relative to what was received."""
         return {name: vector - self.received[name] for name, vector in self.blocks(names).items()}
 
-    def train(self, *, penalty: Penalty | None = None, epochs: int | None = None) -> None:
-        """Minimise the task's loss (plus `penalty` of the model) on the local training data."""
-        settings = self.training
-        inputs = self.data.train.inputs.to(self.device)
-        targets = self.data.train.targets.to(self.device)
-        optimizer = self._optimizer()
+    def train(
+        self,
+        *,
+        penalty: Penalty | None = None,
+        epochs: int | None = None,
+        only: Iterable[str] | None = None,
+        loss: Loss | None = None,
+    ) -> None:
+        """Minimise the task's loss, or `loss`, plus `penalty` of the model on the local training data.
+
+        `only` names the blocks to train. The others stay as they are to the last bit: they run in evaluation mode, so
+        that no running statistic moves either.
+        """
+        trained = self.layout.names if only is None else self.layout.select(only).names
+        optimizer = self.optimizer(trained)
         self.model.train()
+        with self._frozen(name for name in self.layout.names if name not in trained):
+            for batch in self.batches(epochs):
+                self.descend(optimizer, batch, penalty=penalty, loss=loss)
+
+    def batches(self, epochs: int | None = None, *, rows: Tensor | None = None) -> Iterator[Batch]:
+        """The training data, or only `rows` of them, in a new order every epoch."""
+        split, settings = self.data.train, self.training
+        rows = torch.arange(len(split)) if rows is None else rows
+        inputs, targets = split.inputs.to(self.device), split.targets.to(self.device)
         for _ in range(settings.epochs if epochs is None else epochs):
-            order = torch.randperm(len(targets), generator=self._shuffle).to(self.device)
+            order = rows[torch.randperm(len(rows), generator=self._shuffle)].to(self.device)
             for batch in torch.split(order, settings.batch_size):
-                optimizer.zero_grad(set_to_none=True)
-                loss = self.task.loss(self.model(inputs[batch]), targets[batch])
-                if penalty is not None:
-                    loss = loss + penalty(self.model)
-                if not torch.isfinite(loss):
-                    raise NonFiniteUpdateError("the training loss became NaN or infinite")
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                yield inputs[batch], targets[batch]
+
+    def draw(self, fraction: float) -> Tensor:
+        """That part of the training rows, at least one, at random."""
+        count = max(1, round(fraction * self.samples))
+        return torch.randperm(self.samples, generator=self._shuffle)[:count]
+
+    def descend(
+        self,
+        optimizer: torch.optim.Optimizer,
+        batch: Batch,
+        *,
+        penalty: Penalty | None = None,
+        loss: Loss | None = None,
+    ) -> None:
+        """One step of `optimizer` on one batch. Raises `NonFiniteUpdateError` where the loss is no number."""
+        optimizer.zero_grad(set_to_none=True)
+        self.backward(batch, penalty=penalty, loss=loss)
+        optimizer.step()
+
+    def backward(self, batch: Batch, *, penalty: Penalty | None = None, loss: Loss | None = None) -> float:
+        """Add the gradient of the loss on one batch to the parameters' `grad`; returns the loss."""
+        inputs, targets = batch
+        value = (loss or self.task.loss)(self.model(inputs), targets)
+        if penalty is not None:
+            value = value + penalty(self.model)
+        if not torch.isfinite(value):
+            raise NonFiniteUpdateError("the training loss became NaN or infinite")
+        value.backward()  # type: ignore[no-untyped-call]
+        return float(value.detach())
+
+    def pull(self, anchor: Sequence[Tensor], strength: float, only: Iterable[str] | None = None) -> Penalty:
+        """The penalty strength·‖θ − anchor‖², where θ and the anchor are those of the blocks `only`, or of all."""
+        places = self.parameters(only)
+
+        def penalty(_: nn.Module) -> Tensor:
+            pairs = zip(places, anchor, strict=True)
+            return strength * sum(((w - w_0) ** 2).sum() for w, w_0 in pairs)  # type: ignore[return-value]
+
+        return penalty
+
+    def snapshot(self, only: Iterable[str] | None = None) -> list[Tensor]:
+        """A copy of the parameters as they are now, in the order of `parameters`."""
+        return [parameter.detach().clone() for parameter in self.parameters(only)]
+
+    def restore(self, snapshot: Sequence[Tensor], only: Iterable[str] | None = None) -> None:
+        """Put a snapshot back. Running statistics are no parameters and stay."""
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters(only), snapshot, strict=True):
+                parameter.copy_(value)
+
+    def parameters(self, only: Iterable[str] | None = None) -> list[nn.Parameter]:
+        """The model's parameters, or those of the blocks `only`, in the layout's order."""
+        names = self.layout.names if only is None else self.layout.select(only).names
+        modules = self.task.blocks(self.model)
+        return [parameter for name in names for parameter in modules[name].parameters()]
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Try something out: afterwards the model and all randomness are as if it had not happened."""
+        before, order = deepcopy(self.model.state_dict()), self._shuffle.get_state()
+        try:
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                yield
+        finally:
+            self.model.load_state_dict(before)
+            self._shuffle.set_state(order)
 
     def evaluate(self, blocks: Blocks) -> Metrics:
         """Metrics of the model made of `blocks` on the local test data."""
         self.load(blocks)
         return self.task.evaluate(self.model, self.data.test)
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        settings = self.training
+    def optimizer(self, only: Iterable[str] | None = None) -> torch.optim.Optimizer:
+        """The study's optimizer over the model's parameters, or over those of the blocks `only`."""
+        settings, parameters = self.training, self.parameters(only)
+        if not parameters:
+            raise SettingsError("this strategy trains a part of the model that has no parameters")
         if settings.optimizer == "adam":
-            return torch.optim.Adam(
-                self.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-            )
+            return torch.optim.Adam(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         return torch.optim.SGD(
-            self.model.parameters(),
+            parameters,
             lr=settings.learning_rate,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
         )
+
+    @contextmanager
+    def _frozen(self, names: Iterable[str]) -> Iterator[None]:
+        """The blocks `names` in evaluation mode and without gradients, but for those a task froze itself: they stay."""
+        modules = self.task.blocks(self.model)
+        frozen = [modules[name].eval() for name in names]
+        parameters = [p for module in frozen for p in module.parameters() if p.requires_grad]
+        try:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(True)

@@ -52,6 +52,13 @@ def test_metrics_are_explained_per_mode(share: str, sentence: str) -> None:
         ("fedavg", "in the blocks features, hidden, head."),
         ("fedprox", "in the blocks features, hidden, head."),
         ("fedper", "in the blocks features, hidden."),
+        ("ditto", "in the blocks features, hidden, head."),
+        ("fedala", "in the blocks features, hidden, head."),
+        ("fedrep", "in the blocks features, hidden."),
+        ("pfedme", "in the blocks features, hidden, head."),
+        ("pflda", "in the blocks head."),
+        ("pflsensing", "in the blocks features, hidden, head."),
+        ("tp", "in the blocks features, hidden, head."),
         ("local", "Per round: 0 of "),
     ],
 )

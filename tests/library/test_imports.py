@@ -107,5 +107,12 @@ def test_torch_and_the_like_are_loaded_only_where_somebody_trains(module: str) -
     assert loaded & {"torch", "tenseal", "opacus", "sklearn", "scipy"} == set()
 
 
+def test_a_strategy_is_known_without_torch() -> None:
+    paths = (path for path in modules("secure_fl/strategies") if path.name not in {"__init__.py", "site.py"})
+    loaded = loaded_by(", ".join(f"secure_fl.strategies.{path.stem}" for path in paths))
+    assert "secure_fl.strategies.fedavg" in loaded
+    assert "torch" not in loaded
+
+
 def test_a_protection_loads_no_transport() -> None:
     assert loaded_by("secure_fl.protect.none") & {"grpc", "sqlalchemy", "sqlite3", "alembic"} == set()

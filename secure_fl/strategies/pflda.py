@@ -1,0 +1,67 @@
+"""PFL-DA (Shi & Kontar, 2023): a personal encoder Φ_β, a global decoder g_w, and a personal decoder g_γ held near it.
+
+min_{β,w} F_i(β, w) = loss(g_w ∘ Φ_β)                                                   (5)
+min_γ   F̃_i(γ) = loss(g_γ ∘ Φ_β) + λ‖γ − w‖²                                           (4)
+
+The encoder carries a site's own domain to features that all sites have in common; only the decoder is learnt together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from secure_fl.blocks import Blocks, Layout
+from secure_fl.strategies.base import LocalTraining, Request, Strategy, Sum
+
+if TYPE_CHECKING:
+    from secure_fl.strategies.site import Site
+
+
+class PFLDASettings(LocalTraining):
+    """`epochs` is E, for either level; `decoder` names the shared blocks, by default the task's head."""
+
+    lam: float = Field(0.1, ge=0)
+    decoder: tuple[str, ...] = ()
+
+
+class PFLDA(Strategy):
+    """One sum over the decoder's blocks. Kept: β under the encoder's names, γ under the decoder's."""
+
+    name = "pflda"
+    Settings = PFLDASettings
+    settings: PFLDASettings
+    has_global_model = False
+
+    def request(self, layout: Layout, head: tuple[str, ...]) -> Request:
+        """The decoder, as a sum; `LayoutMismatchError` where the model has no such block."""
+        return Sum(blocks=layout.select(self.settings.decoder or head).names)
+
+    def explain(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return (
+            "Leaves: the change of the global decoder's blocks.",
+            "Stays: the data, the encoder, and a personal decoder, which is the one the site predicts with.",
+        )
+
+    def fit(self, site: Site) -> Blocks:
+        """Algorithms 2 and 3, with the encoder kept from round to round (the printed β^{t,0} = w^t has no meaning)."""
+        decoder = tuple(site.received)
+        gamma = self.inference(site)
+
+        # Algorithm 2, on (5): E epochs on β and w together, from the global decoder.
+        site.load(gamma, site.received)
+        global_decoder = site.snapshot(decoder)
+        site.train()
+        change = site.change(decoder)
+
+        # Algorithm 3, on (4): E epochs on γ alone, at the new β, pulled towards w as it was received.
+        site.load({name: gamma[name] for name in decoder})
+        site.train(only=decoder, penalty=site.pull(global_decoder, self.settings.lam, decoder))
+        site.personal = site.blocks()
+        return change
+
+    def inference(self, site: Site) -> Blocks:
+        """g_γ ∘ Φ_β; until there is a γ, the global decoder, which is where γ starts."""
+        return {**site.initial, **site.received, **site.personal}
