@@ -34,6 +34,7 @@ __all__ = [
     "Split",
     "Task",
     "TaskSettings",
+    "open_npz",
     "read_npz",
 ]
 
@@ -231,7 +232,7 @@ def read_npz(source: Source, *, shape: tuple[int, ...], classes: int) -> Arrays:
         )
     if source.format not in {None, "npz"}:
         raise DataError(f"{source.path}: format {source.format!r} is not supported; expected {expected}")
-    found = _open_npz(source.path, expected)
+    found = open_npz(source.path, expected)
     try:
         arrays = Arrays(
             x=found["x"].astype(np.float32, casting="same_kind"),
@@ -246,7 +247,8 @@ def read_npz(source: Source, *, shape: tuple[int, ...], classes: int) -> Arrays:
     return arrays
 
 
-def _open_npz(path: Path, expected: str) -> dict[str, npt.NDArray[Any]]:
+def open_npz(path: Path, expected: str) -> dict[str, npt.NDArray[Any]]:
+    """Every array of a .npz file; `DataError` names the file and says what was `expected`."""
     try:
         # Pickled arrays could run code as they are read.
         with np.load(path, allow_pickle=False) as archive:
