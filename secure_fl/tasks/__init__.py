@@ -27,6 +27,8 @@ BUILT_IN: Mapping[str, str] = {
     "sine": "secure_fl.tasks.sine:Sine",
     "heart": "secure_fl.tasks.heart:Heart",
     "printers": "secure_fl.tasks.printers:Printers",
+    "bearings": "secure_fl.tasks.bearings:Bearings",
+    "agnews": "secure_fl.tasks.agnews:AgNews",
 }
 ENTRY_POINTS = "secure_fl.tasks"
 
