@@ -286,7 +286,7 @@ def _from_npz(path: Path, found: Mapping[str, npt.NDArray[Any]]) -> Mapping[Key,
     recordings: dict[Key, Recording] = {}
     for load, fault, channel in np.ndindex(shape):
         at = (load, fault, channel)
-        decoded = partial(_decoded, codes[at], step[at], offset[at])
+        decoded = partial(_decoded, codes[at], float(step[at]), float(offset[at]))
         recordings[LOCATIONS[channel], load, fault + 1] = Recording(codes.shape[-1], decoded)
     # The healthy bearing: both ends at load 0, the drive end at the others.
     for name, keys in (

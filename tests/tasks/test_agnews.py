@@ -12,7 +12,7 @@ import torch
 
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks import create
-from secure_fl.tasks.agnews import AgNews, AgNewsSettings
+from secure_fl.tasks.agnews import AgNews, AgNewsSettings, MeanEmbedding
 from secure_fl.tasks.base import Source, Task
 from secure_fl.tasks.model_blocks import layout_of
 from tests.tasks.learning import train
@@ -84,6 +84,15 @@ def test_padding_counts_for_nothing(task: Task) -> None:
     one, other = (model(torch.from_numpy(tokens)[None]) for tokens in (short, padded))
     assert torch.allclose(one, other)
     assert torch.isfinite(model(torch.zeros(1, 30, dtype=torch.int64))).all()
+
+
+def test_items_are_averaged_as_by_an_embedding_bag() -> None:
+    torch.manual_seed(0)
+    mean = MeanEmbedding(20, 4)
+    torch.nn.init.normal_(mean.words.weight)  # The row of the padding, too.
+    bag = torch.nn.EmbeddingBag.from_pretrained(mean.words.weight.detach(), mode="mean", padding_idx=0)
+    tokens = torch.tensor([[1, 2, 2, 0], [3, 0, 0, 0], [0, 0, 0, 0]])
+    assert torch.allclose(mean(tokens), bag(tokens))
 
 
 @pytest.mark.parametrize("text", ["", '"5","a","b"\n', '"0","a","b"\n', '"x","a","b"\n', '"1","a"\n', "1,a,b,c\n"])
