@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from secure_fl.errors import DataError, SettingsError
-from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings
+from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, require_path
 from secure_fl.tasks.partition import Indices, divide
 
 CLASSES = ("world", "sports", "business", "science and technology")
@@ -106,14 +106,7 @@ class AgNews(Task):
 
 
 def _read(source: Source) -> tuple[npt.NDArray[np.int64], list[str]]:
-    path = source.path
-    if path is None:
-        raise DataError(
-            f"this site has no news file; expected {_EXPECTED}",
-            advice="set simulation.path, or path in the [datasets.ID] section of the node file",
-        )
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; expected {_EXPECTED}")
+    path = require_path(source, _EXPECTED, formats=("csv", "csv.gz"))
     try:
         rows = _rows(path)
         classes = np.array([int(row[0]) for row in rows], np.int64) - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ __all__ = [
     "TaskSettings",
     "open_npz",
     "read_npz",
+    "require_path",
 ]
 
 
@@ -245,6 +246,23 @@ def read_npz(source: Source, *, shape: tuple[int, ...], classes: int) -> Arrays:
     if problem:
         raise DataError(f"{source.path}: {problem}; expected {expected}")
     return arrays
+
+
+def require_path(source: Source, expected: str, *, formats: Collection[str]) -> Path:
+    """The file or folder of a site, if it exists and its format is one of `formats` or left open.
+
+    Raises `DataError`, in one line that says what was `expected`.
+    """
+    if source.path is None:
+        raise DataError(
+            f"this site has no data file; expected {expected}",
+            advice="set simulation.path, or path in the [datasets.ID] section of the node file",
+        )
+    if source.format is not None and source.format not in formats:
+        raise DataError(f"{source.path}: format {source.format!r} is not supported; expected {expected}")
+    if not source.path.exists():
+        raise DataError(f"{source.path}: no such file or folder; expected {expected}")
+    return source.path
 
 
 def open_npz(path: Path, expected: str) -> dict[str, npt.NDArray[Any]]:

@@ -23,7 +23,7 @@ from scipy.signal import fftconvolve
 from torch import nn
 
 from secure_fl.errors import DataError, SettingsError
-from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, open_npz, read_npz
+from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, open_npz, read_npz, require_path
 from secure_fl.tasks.partition import Indices, divide
 
 WINDOW = 1024
@@ -92,21 +92,15 @@ class Bearings(Task):
                 f"partition {share.partition.kind!r} turns images and this task has none",
                 advice="use natural, iid, dirichlet or pathological",
             )
-        if source.path is None:
-            if share is None:
-                raise DataError(
-                    f"this site has no vibration files; expected {_EXPECTED}",
-                    advice="set path in the [datasets.ID] section of the node file; only simulations are generated",
-                )
+        if source.path is None and share is not None:
             return self._cut(self._generated(share.seed), source)
-        if not source.path.exists():
-            raise DataError(f"{source.path}: no such file or folder; expected {_EXPECTED}")
-        if source.path.is_dir():
-            return self._cut(_from_mat(source.path), source)
-        found = open_npz(source.path, _EXPECTED)
+        path = require_path(source, _EXPECTED, formats=("mat", "npz"))
+        if path.is_dir():
+            return self._cut(_from_mat(path), source)
+        found = open_npz(path, _EXPECTED)
         if "x" in found:
             return self._own_windows(source)
-        return self._cut(_from_npz(source.path, found), source)
+        return self._cut(_from_npz(path, found), source)
 
     def _generated(self, seed: int) -> Mapping[Key, Recording]:
         length = self.settings.windows * WINDOW

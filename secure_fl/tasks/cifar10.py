@@ -22,6 +22,7 @@ class Cifar10(ImageTask):
         "a folder with the binary version's data_batch_1.bin to data_batch_5.bin and test_batch.bin, or a .npz file "
         "with x_train, y_train, x_test, y_test or x, y of 32x32x3 uint8 images and classes 0 to 9"
     )
+    formats = ("bin", "npz")
 
     def read_folder(self, folder: Path) -> Images:
         """Six batches: in each record a class, then 1024 bytes each of red, green and blue."""

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import nn
 
 from secure_fl.errors import DataError, SettingsError
-from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, open_npz
+from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, open_npz, require_path
 from secure_fl.tasks.partition import Indices, divide
 
 COLUMNS = (
@@ -107,14 +107,7 @@ def _standardise(column: _Table, train: _Table) -> _Table:
 
 
 def _read(source: Source) -> Arrays:
-    path = source.path
-    if path is None:
-        raise DataError(
-            f"this site has no heart disease file; expected {_EXPECTED}",
-            advice="set simulation.path, or path in the [datasets.ID] section of the node file",
-        )
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder; expected {_EXPECTED}")
+    path = require_path(source, _EXPECTED, formats=("data", "csv", "npz"))
     if path.is_dir():
         return _read_folder(path)
     return _read_npz(path) if path.suffix == ".npz" else _arrays(path, _read_table(path))
@@ -136,7 +129,7 @@ def _read_table(path: Path) -> _Table:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [[np.nan if cell.strip() == "?" else float(cell) for cell in row] for row in csv.reader(file) if row]
         return np.array(rows, np.float32).reshape(-1, len(COLUMNS) + 1)
-    except (OSError, ValueError):
+    except (OSError, ValueError, csv.Error):
         # Without the value that did not fit: it is a patient's.
         raise DataError(f"{path}: cannot be read; expected {_EXPECTED}") from None
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import nn
 
 from secure_fl.errors import DataError
-from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, open_npz
+from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, open_npz, require_path
 from secure_fl.tasks.partition import Indices, divide, rotate_images, rotation
 
 Bytes = npt.NDArray[np.uint8]
@@ -65,6 +65,7 @@ class ImageTask(Task):
     shape: ClassVar[tuple[int, ...]]
     # What a site should put where, for error messages.
     files: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]]
 
     def read_folder(self, folder: Path) -> Images:
         """The images in a folder of the publisher's own files."""
@@ -111,17 +112,11 @@ class ImageTask(Task):
         return LocalData.cut(x, images.y[held], first, second)
 
     def _read(self, source: Source) -> Images:
-        if source.path is None:
-            raise DataError(
-                f"this site has no image files; expected {self.files}",
-                advice="set simulation.path, or path in the [datasets.ID] section of the node file",
-            )
-        if not source.path.exists():
-            raise DataError(f"{source.path}: no such file or folder; expected {self.files}")
-        images = self.read_folder(source.path) if source.path.is_dir() else self._read_npz(source.path)
+        path = require_path(source, self.files, formats=self.formats)
+        images = self.read_folder(path) if path.is_dir() else self._read_npz(path)
         problem = self._problem(images)
         if problem:
-            raise DataError(f"{source.path}: {problem}; expected {self.files}")
+            raise DataError(f"{path}: {problem}; expected {self.files}")
         return images
 
     def _read_npz(self, path: Path) -> Images:

@@ -18,6 +18,7 @@ class Mnist(ImageTask):
 
     shape = (28, 28)
     files = FILES
+    formats = ("idx", "npz")
 
     def read_folder(self, folder: Path) -> Images:
         """Four IDX files."""

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from secure_fl.errors import DataError, SettingsError
-from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, open_npz
+from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, open_npz, require_path
 from secure_fl.tasks.partition import Indices, assign, split
 
 _EXPECTED = (
@@ -137,14 +137,7 @@ class _Prints:
 
 
 def _read(source: Source) -> _Prints:
-    path = source.path
-    if path is None:
-        raise DataError(
-            f"this site has no printer file; expected {_EXPECTED}",
-            advice="set simulation.path, or path in the [datasets.ID] section of the node file",
-        )
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; expected {_EXPECTED}")
+    path = require_path(source, _EXPECTED, formats=("csv", "npz"))
     prints = _read_npz(path) if path.suffix == ".npz" else _read_csv(path)
     shapes_fit = prints.data.ndim == 2 and prints.data.shape[1] == 3 and prints.setting.shape == (len(prints.data),)
     if not shapes_fit or (prints.printer is not None and prints.printer.shape != prints.setting.shape):

@@ -175,7 +175,7 @@ def test_no_files_say_what_is_expected_where(task: Task, folder: Path) -> None:
     for source, problem in (
         (Source(path=folder), r"no processed\.va\.data; expected a folder with processed\.cleveland\.data"),
         (Source(path=folder / "absent"), "absent: no such file or folder; expected a folder with"),
-        (share_of(), "no heart disease file; expected a folder with"),
+        (share_of(), "no data file; expected a folder with"),
     ):
         with pytest.raises(DataError, match=problem) as caught:
             task.load(source)
