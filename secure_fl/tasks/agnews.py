@@ -52,7 +52,7 @@ class MeanEmbedding(nn.Module):
     def __init__(self, buckets: int, width: int) -> None:
         super().__init__()
         self.words = nn.Embedding(buckets, width, padding_idx=_PADDING)
-        # FastText's scale: torch's deviation of 1 would drown what a few rounds can learn.
+        # Small, like FastText's, instead of torch's deviation of 1.
         nn.init.uniform_(self.words.weight, -1 / width, 1 / width)
         with torch.no_grad():
             self.words.weight[_PADDING].zero_()

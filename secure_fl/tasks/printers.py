@@ -76,7 +76,7 @@ class Printers(Task):
         else:
             # All printers start from the measured vibration itself.
             encoder = _identity()
-            # Speed rises with vibration: a random sign would leave half of all studies at the wrong side of a ridge.
+            # Speed rises with vibration; from a falling curve, training can end far from the data.
             sigmoid = self.settings.family == "sigmoid"
             decoder = nn.Sequential(nn.Sigmoid(), _identity()) if sigmoid else Gaussians(size)
         return nn.Sequential(OrderedDict(encoder=encoder, decoder=decoder))

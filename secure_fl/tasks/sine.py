@@ -37,8 +37,7 @@ class SineSettings(TaskSettings):
 class Encoder(nn.Module):
     """Π(x + shift), where Π(φ) = φ − round(φ) folds the period onto [−1/2, 1/2].
 
-    The shift is NeuralNet₁(1; β): a network of a constant, as in the paper, rather than one number. Its many
-    parameters make gradient steps on the phase large enough to leave a poor start.
+    The shift is NeuralNet₁(1; β): a network of a constant, as in the paper, though one number would do.
     """
 
     def __init__(self, width: int) -> None:
