@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 BUILT_IN: Mapping[str, str] = {
     "digits": "secure_fl.tasks.digits:Digits",
     "breast-cancer": "secure_fl.tasks.breast_cancer:BreastCancer",
+    "mnist": "secure_fl.tasks.mnist:Mnist",
+    "fashion": "secure_fl.tasks.fashion:Fashion",
+    "cifar10": "secure_fl.tasks.cifar10:Cifar10",
+    "sine": "secure_fl.tasks.sine:Sine",
+    "heart": "secure_fl.tasks.heart:Heart",
+    "printers": "secure_fl.tasks.printers:Printers",
+    "bearings": "secure_fl.tasks.bearings:Bearings",
+    "agnews": "secure_fl.tasks.agnews:AgNews",
 }
 ENTRY_POINTS = "secure_fl.tasks"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,9 @@ __all__ = [
     "Split",
     "Task",
     "TaskSettings",
+    "open_npz",
     "read_npz",
+    "require_path",
 ]
 
 
@@ -231,7 +233,7 @@ def read_npz(source: Source, *, shape: tuple[int, ...], classes: int) -> Arrays:
         )
     if source.format not in {None, "npz"}:
         raise DataError(f"{source.path}: format {source.format!r} is not supported; expected {expected}")
-    found = _open_npz(source.path, expected)
+    found = open_npz(source.path, expected)
     try:
         arrays = Arrays(
             x=found["x"].astype(np.float32, casting="same_kind"),
@@ -246,7 +248,25 @@ def read_npz(source: Source, *, shape: tuple[int, ...], classes: int) -> Arrays:
     return arrays
 
 
-def _open_npz(path: Path, expected: str) -> dict[str, npt.NDArray[Any]]:
+def require_path(source: Source, expected: str, *, formats: Collection[str]) -> Path:
+    """The file or folder of a site, if it exists and its format is one of `formats` or left open.
+
+    Raises `DataError`, in one line that says what was `expected`.
+    """
+    if source.path is None:
+        raise DataError(
+            f"this site has no data file; expected {expected}",
+            advice="set simulation.path, or path in the [datasets.ID] section of the node file",
+        )
+    if source.format is not None and source.format not in formats:
+        raise DataError(f"{source.path}: format {source.format!r} is not supported; expected {expected}")
+    if not source.path.exists():
+        raise DataError(f"{source.path}: no such file or folder; expected {expected}")
+    return source.path
+
+
+def open_npz(path: Path, expected: str) -> dict[str, npt.NDArray[Any]]:
+    """Every array of a .npz file; `DataError` names the file and says what was `expected`."""
     try:
         # Pickled arrays could run code as they are read.
         with np.load(path, allow_pickle=False) as archive:
