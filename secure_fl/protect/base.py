@@ -76,10 +76,9 @@ class RoundContext:
     bits: int
     colluders: int
     min_cohort: int
+    binding: bytes = field(init=False)  # a hash of all this; whatever is signed or derived in a round has it as a field
 
-    @property
-    def binding(self) -> bytes:
-        """A hash of everything above; whatever is signed or derived in a round has it as a field."""
+    def __post_init__(self) -> None:
         fields = (
             self.study_id.encode(),
             self.round.to_bytes(8, "little"),
@@ -89,7 +88,7 @@ class RoundContext:
             *(f"{shape.name}:{shape.size}".encode() for shape in self.layout),
             f"{self.kind.value} {self.bits} {self.colluders} {self.min_cohort}".encode(),
         )
-        return hashlib.sha256(transcript("round", *fields)).digest()
+        object.__setattr__(self, "binding", hashlib.sha256(transcript("round", *fields)).digest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

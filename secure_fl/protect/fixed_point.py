@@ -64,13 +64,17 @@ class FixedPoint:
         encoded = np.empty(values.size, np.int32)
         factor = self.scale * weight / WEIGHT_UNITS
         clipped = 0
+        buffer = np.empty(min(_CHUNK, values.size), np.float64)
         for start in range(0, values.size, _CHUNK):
-            part = values[start : start + _CHUNK].astype(np.float64)
-            if not np.isfinite(part).all():
+            given = values[start : start + _CHUNK]
+            part = buffer[: given.size]
+            part[:] = given
+            low, high = float(given.min()), float(given.max())  # NaN if there is one
+            if not np.isfinite(low + high):
                 raise NonFiniteUpdateError("the local update contains NaN or infinity")
-            outside = np.abs(part) > self.clip
-            clipped += int(np.count_nonzero(outside))
-            np.clip(part, -self.clip, self.clip, out=part)
+            if low < -self.clip or high > self.clip:
+                clipped += int(np.count_nonzero(np.abs(part) > self.clip))
+                np.clip(part, -self.clip, self.clip, out=part)
             part *= factor
             part += stream.uniform(part.size)
             np.floor(part, out=part)

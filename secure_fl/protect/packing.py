@@ -20,6 +20,7 @@ from secure_fl.errors import OverflowInvariantError
 from secure_fl.protect.base import Integers, Totals
 
 WORD = np.dtype("<u8")
+_PIECE = 1 << 14  # words packed at a time: fresh memory for whole lanes costs more than the arithmetic
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 
@@ -57,11 +58,17 @@ class Packing:
         """Write `values` into `out`, which has `words(values.size)` entries."""
         if values.min(initial=0) < -self.limit or values.max(initial=0) > self.limit:
             raise OverflowInvariantError("a value is outside the study's fixed-point range")
-        out[:] = 0
-        for lane in range(self.lanes):
-            part = values[lane * out.size : (lane + 1) * out.size].astype(np.int64)
-            part += self.limit
-            out[: part.size] += part.view(np.uint64) << np.uint64(lane * self.lane_bits)
+        buffer = np.empty(min(_PIECE, out.size), np.int64)
+        for start in range(0, out.size, _PIECE):
+            piece = out[start : start + _PIECE]
+            piece[:] = 0
+            for lane in range(self.lanes):
+                first = lane * out.size + start
+                part = values[first : min(first + piece.size, (lane + 1) * out.size)]
+                shifted = buffer[: part.size]
+                np.add(part, self.limit, out=shifted)
+                np.left_shift(shifted, lane * self.lane_bits, out=shifted)
+                piece[: part.size] += shifted.view(np.uint64)
 
     def unpack(self, words: Words, values: int, *, contributors: int) -> Totals:
         """The sums behind `words`, to which `contributors` added."""
