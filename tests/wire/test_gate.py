@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +72,21 @@ def test_a_peer_has_so_many_calls_at_once_and_no_second_share_on_another_connect
 
         held = [first.session(hello()), second.session(hello())]
         for session in held:
-            await anext(session)  # The second session ends the first, which frees its place.
-        await asyncio.sleep(0.3)
-        edge.coordinator.hub.upload = _never  # type: ignore[method-assign, assignment]
+            await anext(session)
+        async for _ in held[0]:  # The second session ends the first, which frees its place.
+            pass
+        held_open: list[object] = []
+
+        async def never(peer: object, _parts: object) -> None:
+            held_open.append(peer)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                held_open.pop()
+
+        edge.coordinator.hub.upload = never  # type: ignore[method-assign, assignment]
         waiting = [asyncio.create_task(first.upload(hold(), timeout=30)) for _ in range(2)]
-        await asyncio.sleep(0.5)
+        await _until(lambda: len(held_open) == 2)
         with pytest.raises(TooManyRequestsError):
             await second.upload(hold(), timeout=10)
         # Another site has a share of its own.
@@ -85,10 +95,10 @@ def test_a_peer_has_so_many_calls_at_once_and_no_second_share_on_another_connect
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await asyncio.sleep(0.3)
+        await _until(lambda: not held_open)
         # A place that was given up can be had again.
         again = asyncio.create_task(second.upload(hold(), timeout=30))
-        await asyncio.sleep(0.3)
+        await _until(lambda: len(held_open) == 1)
         assert not again.done()
         again.cancel()
         for link in (first, second, other):
@@ -97,8 +107,9 @@ def test_a_peer_has_so_many_calls_at_once_and_no_second_share_on_another_connect
     at_the_edge(tmp_path, scenario, calls_per_peer=3)
 
 
-async def _never(*_: object) -> None:
-    await asyncio.sleep(60)
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
 
 
 def test_a_fast_sender_is_read_at_its_pace(tmp_path: Path) -> None:
