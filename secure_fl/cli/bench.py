@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,8 +13,12 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
 from secure_fl import protect
+from secure_fl import strategies as registry
 from secure_fl.bench import aggregation as bench
+from secure_fl.bench import strategies as comparison
+from secure_fl.errors import UsageError
 from secure_fl.protect.base import RequestKind
+from secure_fl.settings import require_known, set_dotted
 
 app = typer.Typer(name="bench", help="Measure, so that numbers can be compared.", no_args_is_help=True)
 
@@ -69,3 +74,78 @@ def aggregation(
             f"{figures['peak_memory_bytes'] / 2**20:.1f}",
         )
     Console().print(table)
+
+
+@app.command()
+def strategies(
+    task: Annotated[str, typer.Option(help="Task id.")] = "digits",
+    partition: Annotated[str, typer.Option(help="How the data are divided among the sites.")] = "dirichlet",
+    chosen: Annotated[str, typer.Option("--strategies", help="Separated by commas.")] = "local,fedavg,ditto",
+    protections: Annotated[str, typer.Option(help="Separated by commas.")] = "masked",
+    seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1,2",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 20,
+    nodes: Annotated[int, typer.Option(min=3, help="Simulated sites.")] = 10,
+    target: Annotated[float | None, typer.Option(help="Also: rounds and bytes to this mean accuracy.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the study; repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where runs are kept; finished ones are not repeated.")] = Path("bench"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Strategies beside each other on the same data and seeds: accuracy, evenness, bytes. Stop and start it at will.
+
+    Example: secure-fl bench strategies --task digits --strategies local,fedavg,pflda --seeds 0,1,2 --rounds 10
+    """
+    table: dict[str, Any] = {
+        "study": {"name": "bench", "rounds": rounds},
+        "task": {"name": task},
+        "simulation": {"nodes": nodes, "partition": partition},
+    }
+    for assignment in assignments or ():
+        set_dotted(table, assignment)
+    names, kinds = _listed(chosen), _listed(protections)
+    for name in names:
+        require_known("strategy", name, registry.known())
+    for kind in kinds:
+        require_known("protection", kind, protect.known())
+    if not all(seed.isdigit() for seed in _listed(seeds)):
+        raise UsageError(f"--seeds {seeds!r}: seeds are whole numbers", advice="for example --seeds 0,1,2")
+    numbers = [int(seed) for seed in _listed(seeds)]
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+        bar = progress.add_task("running", total=len(names) * len(kinds) * len(numbers))
+
+        def note(what: str) -> None:
+            progress.update(bar, description=what, advance=1)
+
+        result = comparison.run(
+            table, strategies=names, protections=kinds, seeds=numbers, target=target, folder=out, note=note
+        )
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    typer.echo(f"{task}, {partition}, {nodes} sites, {rounds} rounds, seeds {seeds}; runs in {out}")
+    shown = Table(
+        "strategy", "", "accuracy", "across sites", "worst", "MSE", "B up/round", "rounds to", box=SIMPLE_HEAD
+    )
+    for row in result["results"]:
+        shown.add_row(
+            row["strategy"],
+            row["protection"],
+            _spread(row["accuracy"], row["accuracy_std"]),
+            _spread(row["fairness_std"], None),
+            _spread(row["worst_accuracy"], None),
+            _spread(row["mse"], row["mse_std"]),
+            "–" if row["bytes_up_per_node_round"] is None else f"{row['bytes_up_per_node_round']:,.0f}",
+            "–" if row["rounds_to_target"] is None else f"{row['rounds_to_target']:.1f}",
+        )
+    Console().print(shown)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _spread(value: float | None, around: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if around is None else f"{value:.4f} ± {around:.4f}"

@@ -1,15 +1,16 @@
-"""`secure-fl bench aggregation`: the fields of the contract, and figures that mean what they say."""
+"""`secure-fl bench`: the fields of the contract, and figures that mean what they say."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from secure_fl.cli import app
-from secure_fl.errors import UsageError
+from secure_fl.errors import SettingsError, UsageError
 
 FIELDS = {
     "seconds_total", "seconds_node_max", "seconds_coordinator", "bytes_up_per_node", "bytes_per_parameter", "max_error",
@@ -47,3 +48,35 @@ def test_sixteen_bits_cost_less_than_three_bytes_a_parameter_and_memory_less_tha
 def test_too_many_dropouts_are_said_so(arguments: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="too few"):
         bench(*arguments, "--parameters", "10")
+
+
+def compare(folder: Path, *arguments: str) -> dict[str, Any]:
+    common = ["--task", "breast-cancer", "--partition", "iid", "--nodes", "3", "--out", str(folder), "--json"]
+    done = CliRunner().invoke(app, ["bench", "strategies", *common, *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return dict(json.loads(done.stdout))
+
+
+def test_strategies_are_compared_and_finished_runs_kept(tmp_path: Path) -> None:
+    arguments = ("--strategies", "local,fedavg", "--seeds", "0,1", "--rounds", "2", "--target", "0.8")
+    told = compare(tmp_path, *arguments)
+    assert [(row["strategy"], row["protection"]) for row in told["results"]] == [
+        ("local", "masked"),
+        ("fedavg", "masked"),
+    ]
+    for row in told["results"]:
+        assert 0 < row["worst_accuracy"] <= row["accuracy"] <= 1
+        assert row["rounds_to_target"] in (1, 1.5, 2)
+        assert row["bytes_to_target"] > 0
+        assert row["mse"] is None
+    runs = {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
+    assert set(runs) == {"local-masked-0", "local-masked-1", "fedavg-masked-0", "fedavg-masked-1"}
+    assert compare(tmp_path, *arguments) == told  # repeated from what is there
+    assert {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")} == runs
+    with pytest.raises(SettingsError, match="other settings"):
+        compare(tmp_path, *arguments[:-3], "3")
+
+
+def test_a_target_nobody_reached_is_unknown(tmp_path: Path) -> None:
+    told = compare(tmp_path, "--strategies", "fedavg", "--seeds", "0", "--rounds", "1", "--target", "1.0")
+    assert (told["results"][0]["rounds_to_target"], told["results"][0]["bytes_to_target"]) == (None, None)
