@@ -92,6 +92,7 @@ def test_soak_two_hundred_rounds_among_eight_nodes(
     assert {party: by for party, (_, by) in growth.items() if by > 0} == {}
 
 
+@pytest.mark.slow
 def test_forty_rounds_leave_no_file_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = soak(tmp_path, nodes=4, rounds=40, training="fake", seconds=120)
     lines: list[str] = []

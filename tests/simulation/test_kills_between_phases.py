@@ -11,7 +11,7 @@ from secure_fl.record import StudyRecord
 from tests.support.federation import Federation, Killed
 from tests.support.training import Faults
 
-PROTECTIONS = ("none", "masked")
+PROTECTIONS = ("masked",)
 NODE_POINTS = [(protection, point) for protection in PROTECTIONS for point in ("study_offer", "download", "train")]
 COORDINATOR_POINTS = [
     (protection, point, occurrence)
