@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from abc import abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +68,9 @@ class ImageTask(Task):
     files: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
 
+    @abstractmethod
     def read_folder(self, folder: Path) -> Images:
         """The images in a folder of the publisher's own files."""
-        raise NotImplementedError
 
     def model(self) -> nn.Module:
         """Blocks `conv1`, `conv2`, `hidden` and `head`, or `input`, `hidden` and `head` for the MLP.
