@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from node.config import NodeFile
 from node.jobs import Job, layout_to_json
 from node.training import Trainer
 from secure_fl import tasks
@@ -167,3 +171,36 @@ def test_a_node_leaves_cleanly_in_the_middle_of_training_and_heartbeats_go_on_me
         for name in fed.names[1:]:
             # Training lasted longer than three heartbeats, and yet the session was never lost.
             assert fed.log(name).count("connected to the coordinator") == 1
+
+
+def test_a_node_answers_where_its_file_says_and_nowhere_by_default(tmp_path: Path) -> None:
+    port = free_port()
+    with Processes(tmp_path / "run", {"study": {"rounds": 1}}) as fed:
+        fed.edit_node(fed.names[0], "monitoring", address=f"127.0.0.1:{port}")
+        fed.edit_node(fed.names[0], "log", format="json")
+        fed.start_coordinator()
+        fed.start_node(fed.names[0])  # alone it waits, connected: there are too few for a round
+        deadline = time.monotonic() + 60
+        while scraped(port, "health") != "ok\n":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert "secure_fl_connected 1.0" in scraped(port, "metrics")
+        fed.kill("coordinator")
+        while scraped(port, "health") != "not connected\n":
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        lines = [json.loads(line) for line in fed.log(fed.names[0]).splitlines()]
+        assert any(line["logger"] == "node.session" and "connected" in line["message"] for line in lines)
+        others = NodeFile.read(fed.workspace.node_file(fed.names[1]))
+        assert others.monitoring.address == ""
+
+
+def scraped(port: int, page: str) -> str:
+    """What an endpoint says, whatever its status; nothing while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=5) as reply:
+            return str(reply.read().decode())
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return ""
