@@ -6,34 +6,33 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from coordinator.service import Coordinator
 from secure_fl.errors import known_code
-
-_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10_000)
+from secure_fl.monitoring import Instruments
 
 
 class Metrics:
     """A listener that counts. Studies are labelled by the first twelve digits of their id."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._rounds = self._counter("rounds_total", "rounds that were committed", "study")
-        self._void = self._counter("attempts_void_total", "attempts at a round that came to nothing", "study", "code")
-        self._sat_out = self._counter("sat_out_total", "times a site sat a round out or refused", "study", "code")
-        self._answers = self._counter("answers_total", "answers of sites that were accepted", "study", "phase")
-        self._bytes = self._counter("bytes_total", "bytes of committed rounds", "study", "direction")
-        self._refused = self._counter("calls_refused_total", "calls that were answered with an error", "method", "code")
-        self._paused = self._counter("storage_pauses_total", "times a study waited for its disk", "study")
-        self._round_seconds = self._histogram("round_seconds", "duration of committed rounds", "study")
-        self._phase_seconds = self._histogram("phase_seconds", "duration of phases", "study", "phase")
+        self._make = make = Instruments(registry)
+        self._rounds = make.counter("rounds_total", "rounds that were committed", "study")
+        self._void = make.counter("attempts_void_total", "attempts at a round that came to nothing", "study", "code")
+        self._sat_out = make.counter("sat_out_total", "times a site sat a round out or refused", "study", "code")
+        self._answers = make.counter("answers_total", "answers of sites that were accepted", "study", "phase")
+        self._bytes = make.counter("bytes_total", "bytes of committed rounds", "study", "direction")
+        self._refused = make.counter("calls_refused_total", "calls that were answered with an error", "method", "code")
+        self._paused = make.counter("storage_pauses_total", "times a study waited for its disk", "study")
+        self._round_seconds = make.duration("round_seconds", "duration of committed rounds", "study")
+        self._phase_seconds = make.duration("phase_seconds", "duration of phases", "study", "phase")
 
     def watch(self, coordinator: Coordinator) -> None:
         """What is a state and not an event is asked for at every scrape."""
-        nodes = Gauge("secure_fl_nodes_connected", "nodes with a session", registry=self._registry)
+        nodes = self._make.gauge("nodes_connected", "nodes with a session")
         nodes.set_function(lambda: coordinator.hub.connected)
-        studies = Gauge("secure_fl_studies", "studies by state", ["state"], registry=self._registry)
+        studies = self._make.gauge("studies", "studies by state", "state")
         for state in ("running", "finished", "aborted"):
             studies.labels(state).set_function(partial(_in_state, coordinator, state))
 
@@ -59,12 +58,6 @@ class Metrics:
                 self._refused.labels(fields["method"], known_code(fields["code"])).inc()
             case "study-paused":
                 self._paused.labels(study).inc()
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"secure_fl_{name}", text, labels, registry=self._registry)
-
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(f"secure_fl_{name}", text, labels, registry=self._registry, buckets=_SECONDS)
 
 
 def _in_state(coordinator: Coordinator, state: str) -> int:

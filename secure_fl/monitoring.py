@@ -9,18 +9,38 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
 from secure_fl.errors import PortInUseError, SettingsError
 from secure_fl.settings import Settings
 
 _SECONDS = 10.0  # for a client to state its request
+_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10_000)
 
 
 class MonitoringSection(Settings):
     """Where to answer; empty: nowhere. The page names studies and counts, no data, but is not for the world either."""
 
     address: str = ""  # host:port
+
+
+class Instruments:
+    """Makes a party's metrics, all named alike."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Something that is counted."""
+        return Counter(f"secure_fl_{name}", text, labels, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """A state."""
+        return Gauge(f"secure_fl_{name}", text, labels, registry=self._registry)
+
+    def duration(self, name: str, text: str, *labels: str) -> Histogram:
+        """Seconds, from a tenth to hours."""
+        return Histogram(f"secure_fl_{name}", text, labels, registry=self._registry, buckets=_BUCKETS)
 
 
 @contextmanager

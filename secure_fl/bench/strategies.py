@@ -56,11 +56,12 @@ def run(
             note(f"{strategy}, {protection}, seed {seed}")
             runs.append(_one(table, strategy, protection, seed, folder / f"{strategy}-{protection}-{seed}"))
         comparisons.append(asdict(_compare(strategy, protection, runs, target)))
+    study = Study.parse(table)
     return {
-        "task": str(Study.parse(table).task.name),
-        "partition": Study.parse(table).simulation.partition,
-        "nodes": Study.parse(table).simulation.nodes,
-        "rounds": Study.parse(table).study.rounds,
+        "task": study.task.name,
+        "partition": study.simulation.partition,
+        "nodes": study.simulation.nodes,
+        "rounds": study.study.rounds,
         "seeds": list(seeds),
         "target": target,
         "results": comparisons,
