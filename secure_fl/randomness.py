@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from typing import Protocol
 
-import numpy as np
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -46,11 +45,6 @@ class KeyStream:
         while len(self._zeros) < count:
             self._zeros = memoryview(bytes(2 * len(self._zeros)))
         self._encryptor.update_into(self._zeros[:count], buffer)
-
-    def uniform(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        """`count` numbers in [0, 1) on a grid of 2⁻²⁴: what float32 represents exactly."""
-        words = np.frombuffer(self.bytes(4 * count), dtype="<u4")
-        return (words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 class SystemRandomness:

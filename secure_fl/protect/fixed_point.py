@@ -2,7 +2,9 @@
 
 encode: reject NaN and infinity, clip every coordinate to [−clip, clip], multiply by the weight ω ≤ 1, and round
 stochastically to multiples of 1/scale, scale = (2^(bits−1) − 1)/clip. Rounding is unbiased: floor(v·scale + u)
-with u uniform on [0, 1) from a CSPRNG, so that errors of many nodes average out instead of adding up.
+with u uniform on [0, 1) from a CSPRNG, so that errors of many nodes average out instead of adding up. It is integer
+arithmetic: v·scale with f more binary places, plus f random bits, shifted right by f. What f places cannot hold,
+2^−f of a step and float32's own last place, is all there is of a bias.
 
 decode: mean = Σ integers / scale / Σ ω (ratio of sums: the same quantised ω in numerator and denominator).
 """
@@ -19,13 +21,16 @@ from secure_fl.protect.base import BlockSum, Integers
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import KeyStream
 
-# Small enough that the float64 temporaries stay in cache.
-_CHUNK = 1 << 16
+_CHUNK = 1 << 15  # small enough that the temporaries stay in cache
 
 # Totals are held in int64; wires may be narrower and check their own width with `require_room`.
 MAX_BITS = 24
 
 _FLOAT32 = np.finfo(np.float32)
+
+# What values are scaled in, rounded in, and the random bits: a value of 16 bits and 16 places fit an int32.
+_NARROW = (np.float32, np.int32, np.dtype("<u2"))
+_WIDE = (np.float64, np.int64, np.dtype("<u4"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,25 +67,35 @@ class FixedPoint:
         if not 0 < weight <= WEIGHT_UNITS:
             raise OverflowInvariantError(f"a weight of {weight}/{WEIGHT_UNITS} would leave the range")
         encoded = np.empty(values.size, np.int32)
-        factor = self.scale * weight / WEIGHT_UNITS
+        narrow = self.bits <= 16 and self.scale * 2**16 < float(_FLOAT32.max)
+        reals, integers, coins = _NARROW if narrow else _WIDE
+        places = 8 * coins.itemsize
+        edge = reals(self.limit * 2.0**places)  # exact: its mantissa has fewer than `bits` bits
+        factor = reals(self.scale * weight / WEIGHT_UNITS * 2.0**places)
+        count = min(_CHUNK, values.size)
+        buffer, rounded, bits = (
+            np.empty(count, reals),
+            np.empty(count, integers),
+            KeyStream.buffer(count * coins.itemsize),
+        )
         clipped = 0
-        buffer = np.empty(min(_CHUNK, values.size), np.float64)
         for start in range(0, values.size, _CHUNK):
             given = values[start : start + _CHUNK]
-            part = buffer[: given.size]
-            part[:] = given
+            part, whole = buffer[: given.size], rounded[: given.size]
             low, high = float(given.min()), float(given.max())  # NaN if there is one
             if not np.isfinite(low + high):
                 raise NonFiniteUpdateError("the local update contains NaN or infinity")
             if low < -self.clip or high > self.clip:
-                clipped += int(np.count_nonzero(np.abs(part) > self.clip))
-                np.clip(part, -self.clip, self.clip, out=part)
-            part *= factor
-            part += stream.uniform(part.size)
-            np.floor(part, out=part)
-            # ω ≤ 1 bounds the magnitude by `limit`; this guards the invariant against rounding at the edge.
-            np.clip(part, -self.limit, self.limit, out=part)
-            encoded[start : start + _CHUNK] = part
+                clipped += int(np.count_nonzero(np.abs(given) > self.clip))
+                given = np.clip(given, -self.clip, self.clip)
+            np.multiply(given, factor, out=part)
+            # ω ≤ 1 bounds the magnitude by `edge`; this guards the invariant against rounding of the factor.
+            np.clip(part, -edge, edge, out=part)
+            whole[:] = part
+            stream.fill(bits, given.size * coins.itemsize)
+            np.add(whole, np.frombuffer(bits, coins, given.size), out=whole)
+            np.right_shift(whole, places, out=whole)
+            encoded[start : start + _CHUNK] = whole
         return encoded, clipped
 
     def decode(self, block: BlockSum) -> Vector:

@@ -117,11 +117,14 @@ def test_nan_and_infinity_are_refused_wherever_they_hide(poison: float, position
         FixedPoint(bits=16, clip=1.0).encode(values, weight=64, stream=KeyStream(bytes(32)))
 
 
-def test_long_vectors_use_fresh_randomness_throughout() -> None:
+@pytest.mark.parametrize(("bits", "coin"), [(4, "<u2"), (20, "<u4")])
+def test_long_vectors_use_fresh_randomness_throughout(bits: int, coin: str) -> None:
     size = 3 * 65_536 + 7
-    values = np.full(size, 0.07, np.float32)
-    encoded, _ = FixedPoint(bits=4, clip=1.0).encode(values, weight=64, stream=KeyStream(bytes(32)))
-    expected = np.floor(values.astype(np.float64) * 7 + KeyStream(bytes(32)).uniform(size))
+    value = np.float32(0.25)
+    codec = FixedPoint(bits=bits, clip=1.0)
+    encoded, _ = codec.encode(np.full(size, value), weight=64, stream=KeyStream(bytes(32)))
+    coins = np.frombuffer(KeyStream(bytes(32)).bytes(size * np.dtype(coin).itemsize), coin)
+    expected = np.floor(0.25 * codec.limit + coins / 2.0 ** (8 * np.dtype(coin).itemsize))
     assert (encoded == expected).all()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from secure_fl.errors import ProtectionError
 from secure_fl.protect import masks
-from secure_fl.protect.masks import add_masks, agree
+from secure_fl.protect.masks import _FIELD, _SMALL_ORDER, add_masks, agree, usable
 from secure_fl.protect.packing import WORD
 from secure_fl.randomness import KeyStream
 from tests.library.laws import law
@@ -79,3 +79,29 @@ def test_both_sides_agree_and_every_field_matters() -> None:
 def test_points_of_small_order_are_refused(point: bytes) -> None:
     with pytest.raises(ProtectionError):
         agree(X25519PrivateKey.generate(), point, salt=b"", info=b"")
+
+
+def _refused(public: bytes) -> bool:
+    try:
+        agree(X25519PrivateKey.generate(), public, salt=b"", info=b"")
+    except ProtectionError:
+        return True
+    return False
+
+
+# Every point of small order on the curve and on its twist, in each encoding that 32 bytes have room for.
+@pytest.mark.parametrize("representative", [0, 1, 2])
+@pytest.mark.parametrize("high_bit", [0, 1])
+@pytest.mark.parametrize("u", sorted(_SMALL_ORDER), ids=lambda u: f"{u:x}"[:6])
+def test_what_is_usable_is_what_the_exchange_takes(u: int, representative: int, high_bit: int) -> None:
+    value = u + representative * _FIELD + (high_bit << 255)
+    if value < 2**256:
+        encoded = value.to_bytes(32, "little")
+        assert usable(encoded) is not _refused(encoded)
+        if representative == 0:
+            assert not usable(encoded)
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_any_other_key_is_usable(public: bytes) -> None:
+    assert usable(public) is not _refused(public)

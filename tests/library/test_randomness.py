@@ -1,8 +1,7 @@
-"""Random bytes: a published vector, numbers that are uniform, and seeds that never meet."""
+"""Random bytes: a published vector, and seeds that never meet."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -43,49 +42,6 @@ def test_the_stream_does_not_depend_on_how_it_is_read(key: bytes, counts: list[i
 def test_a_key_has_32_bytes(length: int) -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         KeyStream(bytes(length))
-
-
-# --- uniform numbers --------------------------------------------------------------------------------------------
-
-
-class Constant(KeyStream):
-    """A stream of one byte."""
-
-    def __init__(self, byte: int) -> None:
-        super().__init__(bytes(32))
-        self._byte = byte
-
-    def bytes(self, count: int) -> bytes:
-        return bytes([self._byte]) * count
-
-
-def test_uniform_numbers_reach_zero_and_never_one() -> None:
-    assert Constant(0x00).uniform(3).tolist() == [0.0, 0.0, 0.0]
-    assert Constant(0xFF).uniform(3).tolist() == [1 - 2.0**-24] * 3
-
-
-def test_uniform_numbers_lie_on_a_grid_that_float32_holds_exactly() -> None:
-    numbers = KeyStream(bytes(32)).uniform(1000)
-    assert numbers.dtype == np.float32
-    steps = numbers.astype(np.float64) * 2**24
-    assert (steps == np.floor(steps)).all()
-    # Every step is the upper 24 bits of one word of the stream: four bytes a number, none used twice.
-    words = np.frombuffer(KeyStream(bytes(32)).bytes(4000), "<u4")
-    assert (steps == words >> 8).all()
-
-
-@pytest.mark.parametrize("key", range(4))
-def test_uniform_numbers_have_the_moments_of_a_uniform_distribution(key: int) -> None:
-    count = 1 << 18
-    numbers = KeyStream(bytes([key] * 32)).uniform(count).astype(np.float64)
-    assert 0 <= numbers.min() < numbers.max() < 1
-    for order in (1, 2, 3, 4):
-        # E[Uᵏ] = 1/(k+1) and Var[Uᵏ] = 1/(2k+1) − 1/(k+1)²; four standard errors of the mean.
-        variance = 1 / (2 * order + 1) - 1 / (order + 1) ** 2
-        assert abs((numbers**order).mean() - 1 / (order + 1)) < 4 * np.sqrt(variance / count)
-    # Neighbours are uncorrelated: Var[(U − ½)(V − ½)] = 1/144.
-    centred = numbers - 0.5
-    assert abs((centred[1:] * centred[:-1]).mean()) < 4 / 12 / np.sqrt(count)
 
 
 # --- sources ----------------------------------------------------------------------------------------------------
