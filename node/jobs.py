@@ -9,6 +9,8 @@ from typing import Any, Self
 from secure_fl.blocks import BlockShape, Layout, TensorShape
 from secure_fl.metrics import SiteMetrics
 
+FEATURES = "features"  # the one entry of the file that `features_to` names
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -27,8 +29,8 @@ class Job:
     received: str
     personal: str
     combination: str
-    peers: tuple[str, ...]
     update_to: str
+    features_to: str
     personal_to: str
     model_to: str
 
@@ -48,7 +50,6 @@ class Result:
 
     samples: int
     metrics: SiteMetrics
-    row: dict[str, int]
 
     def to_json(self) -> str:
         """One line."""
@@ -57,7 +58,7 @@ class Result:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """From decoded JSON."""
-        return cls(samples=values["samples"], metrics=SiteMetrics(**values["metrics"]), row=values["row"])
+        return cls(samples=values["samples"], metrics=SiteMetrics(**values["metrics"]))
 
 
 def layout_to_json(layout: Layout) -> list[Any]:

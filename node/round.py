@@ -12,13 +12,14 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.config import NodeFile
-from node.jobs import Job, Result, layout_to_json
+from node.jobs import FEATURES, Job, Result, layout_to_json
 from node.policy import Policy
 from node.store import StudyStore, load_blocks, save_blocks
 from secure_fl import logs
@@ -29,6 +30,8 @@ from secure_fl.identity.member import Member
 from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.base import Contribution, Message, NodeHalf, Protection, RequestKind, RoundContext
+from secure_fl.protect.combining import row_total, whole_weights
+from secure_fl.protect.sketch import sketch
 from secure_fl.protect.weights import WEIGHT_UNITS, quantise_weight
 from secure_fl.randomness import KeyStream, Randomness
 from secure_fl.round_context import round_context
@@ -184,9 +187,9 @@ class Round:
             layout=layout_to_json(layout),
             received=str(received),
             personal=_text(self._store.latest("personal", before=number)),
-            combination=_text(self._store.latest("combination", before=number)),
-            peers=tuple(self._first.invited),
+            combination=_text(self._store.combination(before=number)),
             update_to=str(self._update_path()),
+            features_to=str(self._features_path()),
             personal_to=str(self._store.path("personal", number)),
             model_to=str(self._store.model),
         )
@@ -211,7 +214,7 @@ class Round:
         update = load_blocks(self._update_path()) if training else {}
         layout = Layout(tuple(shape for shape in context.layout if shape.name != METRICS_BLOCK))
         contribution, clipped = encode_update(
-            update, layout=layout, codec=self._study.codec(), weight=weight, stream=stream, row=result.row
+            update, layout=layout, codec=self._study.codec(), weight=weight, stream=stream
         )
         if clipped:
             log.warning(
@@ -221,9 +224,19 @@ class Round:
         if METRICS_BLOCK in context.layout.names:
             vector = to_vector(result.metrics, ceiling=self._study.metrics.ceiling)
             values, _ = metrics_codec(protection.bits).encode(vector, weight=weight, stream=stream)
-            blocks = {**contribution.blocks, METRICS_BLOCK: values}
-            contribution = Contribution(blocks=blocks, weight=weight, row=contribution.row)
-        return contribution
+            contribution = replace(contribution, blocks={**contribution.blocks, METRICS_BLOCK: values})
+        if context.kind is not RequestKind.COMBINE:
+            return contribution
+        vectors = load_blocks(self._features_path()) if context.attention else {}
+        return replace(
+            contribution,
+            sketch=sketch(vectors[FEATURES], binding=context.binding) if vectors else None,
+            attend=partial(self._attend, total=row_total(len(context.invited))),
+        )
+
+    def _attend(self, squared_distances: Mapping[str, float], *, total: int) -> Mapping[str, int]:
+        """How this site weighs those who uploaded: the strategy's word, in whole numbers."""
+        return whole_weights(self._strategy.attend(self._site.me.name, squared_distances), total)
 
     async def _protect_and_send(
         self, half: NodeHalf, kind: RequestKind, reservation: Reservation, metrics: SiteMetrics
@@ -338,6 +351,9 @@ class Round:
     def _randomness(self, purpose: str) -> Randomness:
         # The context matters in simulations only. It leaves the study's id out: certificates differ from run to run.
         return self._site.randomness(self._study.study.name, str(self.key), purpose)
+
+    def _features_path(self) -> Path:
+        return self._store.scratch(f"{self._suffix()}-features.safetensors")
 
     def _update_path(self) -> Path:
         return self._store.scratch(f"{self._suffix()}-update.safetensors")

@@ -59,6 +59,11 @@ class StudyStore:
         ]
         return self.path(kind, max(numbers)) if numbers else None
 
+    def combination(self, *, before: int) -> Path | None:
+        """What was opened here in the last round this node took; None if that round opened nothing."""
+        opened, kept = self.latest("combination", before=before), self.latest("personal", before=before)
+        return opened if opened is not None and (kept is None or _round(opened) >= _round(kept)) else None
+
     def path(self, kind: str, number: int) -> Path:
         """Where a round's `personal` or `combination` blocks go."""
         return self.folder / f"{kind}-{number}.safetensors"
@@ -151,6 +156,11 @@ def load_blocks(path: Path | None) -> dict[str, Vector]:
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
     return {name: np.asarray(vector, DTYPE) for name, vector in stored.items()}
+
+
+def _round(path: Path) -> int:
+    match = _ROUND.fullmatch(path.name)
+    return int(match[2]) if match else 0
 
 
 class NodeStore:

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save
 
 from node.config import DatasetSection
-from node.jobs import Job, Result, layout_from_json
+from node.jobs import FEATURES, Job, Result, layout_from_json
 from node.store import load_blocks, save_blocks
 from secure_fl import tasks
 from secure_fl.blocks import Blocks
@@ -68,24 +68,23 @@ class Trainer:
             received=layout.unflatten(Path(job.received).read_bytes()),
             personal=load_blocks(Path(job.personal) if job.personal else None),
             combination=load_blocks(Path(job.combination) if job.combination else None),
-            peers=job.peers,
             seed=training_seed(study.study.seed, job.me, job.round, job.attempt),
             device=job.device,
         )
         metrics = _measure(strategy, site)
-        row: dict[str, int] = {}
         if job.kind == "train":
             # 6. Train, and select the blocks that may leave.
             update = strategy.fit(site)
             _require_finite(site, update)
-            row = dict(strategy.row(site))
             save_blocks(Path(job.update_to), update)
+            if strategy.attention:
+                save_blocks(Path(job.features_to), {FEATURES: strategy.features(site)})
             if site.personal:
                 save_blocks(Path(job.personal_to), site.personal)
         else:
             model = site.layout.tensors(strategy.inference(site))
             write_atomically(Path(job.model_to), save(model))
-        return Result(samples=site.samples, metrics=metrics, row=row)
+        return Result(samples=site.samples, metrics=metrics)
 
     def _load(self, job: Job) -> tuple[Study, Strategy, Task, LocalData]:
         key = (job.study, job.me, job.folder)

@@ -33,4 +33,5 @@ def round_context(
         bits=study.protection.bits,
         colluders=study.protection.colluders,
         min_cohort=study.min_cohort(kind),
+        attention=kind is RequestKind.COMBINE and study.make_strategy().attention,
     )

@@ -212,7 +212,8 @@ class Study(Settings):
         """The study as it would stand in a TOML file."""
         table: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
         for section in ("task", "strategy"):
-            settings = table[section].pop("settings")
+            # TOML has no word for "nothing"; a setting that is not there means the same.
+            settings = {key: value for key, value in table[section].pop("settings").items() if value is not None}
             table[section] = {key: value for key, value in table[section].items() if value} | settings
         return table
 

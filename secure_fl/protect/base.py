@@ -18,7 +18,7 @@ Rules every implementation keeps:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol, TypeAlias
@@ -33,6 +33,8 @@ from secure_fl.randomness import Randomness
 
 Integers: TypeAlias = npt.NDArray[np.int32]
 Totals: TypeAlias = npt.NDArray[np.int64]
+# From the squared distances to everybody who uploaded, oneself included, to integer weights over them.
+Attention: TypeAlias = Callable[[Mapping[str, float]], Mapping[str, int]]
 
 
 class RequestKind(Enum):
@@ -76,6 +78,7 @@ class RoundContext:
     bits: int
     colluders: int
     min_cohort: int
+    attention: bool = False  # combine only: recipients weigh their peers by the distance of features
     binding: bytes = field(init=False)  # a hash of all this; whatever is signed or derived in a round has it as a field
 
     def __post_init__(self) -> None:
@@ -86,18 +89,22 @@ class RoundContext:
             self.base_model,
             *(f"{name}={self.roster[name]}".encode() for name in self.invited),
             *(f"{shape.name}:{shape.size}".encode() for shape in self.layout),
-            f"{self.kind.value} {self.bits} {self.colluders} {self.min_cohort}".encode(),
+            f"{self.kind.value} {self.bits} {self.colluders} {self.min_cohort} {self.attention}".encode(),
         )
         object.__setattr__(self, "binding", hashlib.sha256(transcript("round", *fields)).digest())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """One node's input: integers per block it holds, its quantised weight, and for combine its row."""
+    """One node's input: integers per block it holds and its quantised weight.
+
+    For combine also the sketch of its features, if peers are weighed by their distance, and how it weighs them.
+    """
 
     blocks: Mapping[str, Integers]
     weight: int
-    row: Mapping[str, int] = field(default_factory=dict)
+    sketch: Integers | None = None
+    attend: Attention = lambda _: {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

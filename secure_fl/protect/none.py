@@ -27,17 +27,19 @@ from secure_fl.protect.base import (
     Totals,
 )
 from secure_fl.protect.cohort import holders, require_cohort
+from secure_fl.protect.combining import require_row, row_total, servable
 from secure_fl.protect.guard import releasable
+from secure_fl.protect.sketch import LIMIT, SIZE, in_units, squared_distance
 from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.randomness import Randomness
-from secure_fl.rpc.protect_none_pb2 import PlainCombination, PlainUpload
+from secure_fl.rpc.protect_none_pb2 import PlainCombination, PlainDistances, PlainRow, PlainUpload
 from secure_fl.wire import parse
 
 UPLOAD = "upload"
+ROW = "row"
 OPEN = "open"
 
 _PIECE = 1 << 18  # elements added at a time, so that memory stays at one sum plus a constant
-_MAX_ROW_WEIGHT = 1024
 
 
 class UnsafeNone:
@@ -50,8 +52,8 @@ class UnsafeNone:
     carrier: ClassVar[str] = UPLOAD
 
     def phases(self, kind: RequestKind) -> tuple[str, ...]:
-        """One upload; a combine also brings each recipient its result."""
-        return (UPLOAD,) if kind is RequestKind.SUM else (UPLOAD, OPEN)
+        """One upload; for a combine each recipient then weighs its peers and gets its result."""
+        return (UPLOAD,) if kind is RequestKind.SUM else (UPLOAD, ROW, OPEN)
 
     def node(
         self,
@@ -107,6 +109,10 @@ class _PlainNode:
     def answer(self, phase: str, message: Message) -> Message:
         if phase == UPLOAD:
             return self._upload()
+        if phase == ROW and self._context.kind is RequestKind.COMBINE:
+            squared = parse(PlainDistances, message.body).squared
+            row = self._contribution.attend({peer: in_units(steps) for peer, steps in squared.items()})
+            return Message(body=PlainRow(row=row).SerializeToString(deterministic=True))
         if phase == OPEN and self._context.kind is RequestKind.COMBINE:
             self._open(message)
             return Message()
@@ -118,7 +124,9 @@ class _PlainNode:
     def _upload(self) -> Message:
         mine = self._contribution
         names = [name for name in self._context.layout.names if name in mine.blocks]
-        header = PlainUpload(blocks=names, weight=mine.weight, row=mine.row)
+        header = PlainUpload(blocks=names, weight=mine.weight)
+        if mine.sketch is not None:
+            header.sketch = mine.sketch.astype("<i4").tobytes()
         dtype = _wire_dtype(self._context.bits)
         return Message(
             body=header.SerializeToString(deterministic=True),
@@ -219,38 +227,60 @@ class _PlainCombine(_Uploads):
 
     def __init__(self, context: RoundContext) -> None:
         super().__init__(context)
+        self._phase = UPLOAD
         self._uploads: dict[str, tuple[PlainUpload, Bulk]] = {}
-        self._served: set[str] | None = None
+        self._sketches: dict[str, Integers] = {}
+        self._rows: dict[str, dict[str, int]] = {}
+        self._served: set[str] = set()
 
     def accept(self, node: str, message: Message, bulk: Bulk) -> None:
-        if self._served is not None:
-            if node not in self._uploads or node in self._served:
-                raise ProtectionError(f"{node} is not expected to answer")
+        if self._phase == UPLOAD:
+            self._accept_upload(node, message, bulk)
+        elif self._phase == ROW and node in self._uploads and node not in self._rows:
+            row = dict(parse(PlainRow, message.body).row)
+            require_row(row, uploaded=self._uploads, total=row_total(len(self._context.invited)))
+            self._rows[node] = row
+        elif self._phase == OPEN and node in self._uploads and node not in self._served:
             self._served.add(node)
-            return
+        else:
+            raise ProtectionError(f"{node} is not expected to answer")
+
+    def close(self) -> Ask | Opened:
+        if self._phase == UPLOAD:
+            require_cohort(self._declared, self._context.min_cohort)
+            self._phase = ROW
+            return Ask(phase=ROW, messages={node: self._distances(node) for node in sorted(self._uploads)})
+        if self._phase == ROW:
+            large = {node: row for node, row in self._rows.items() if len(row) >= self._context.min_cohort}
+            rows = servable(large, nodes=sorted(self._uploads), colluders=self._context.colluders)
+            self._phase = OPEN
+            # Whoever gets an empty message keeps its own model.
+            messages = {node: self._combine(rows.get(node, {})) for node in sorted(self._rows)}
+            self._recipients = rows.keys()
+            return Ask(phase=OPEN, messages=messages)
+        recipients = tuple(sorted(self._served & self._recipients))
+        return CombinationsSent(recipients=recipients, cohort=tuple(sorted(self._declared)))
+
+    def _accept_upload(self, node: str, message: Message, bulk: Bulk) -> None:
         header, layout = self._check(node, message, bulk)
-        if any(peer not in self._context.invited for peer in header.row):
-            raise ProtectionError("the row names a node that is not in the round")
-        if sum(header.row.values()) > _MAX_ROW_WEIGHT:
-            raise ProtectionError("the row's weights are too large")
+        if len(header.sketch) != (4 * SIZE if self._context.attention else 0):
+            raise ProtectionError("the sketch has another length than the round's")
+        sketch = np.frombuffer(header.sketch, "<i4")
+        if sketch.min(initial=0) < -LIMIT or sketch.max(initial=0) > LIMIT:
+            raise ProtectionError("the sketch is out of range")
         for _ in self._pieces(layout, bulk):
             pass
         self._declared[node] = layout.names
         self._uploads[node] = (header, bulk)
+        self._sketches[node] = sketch
 
-    def close(self) -> Ask | Opened:
-        if self._served is None:
-            require_cohort(self._declared, self._context.min_cohort)
-            self._served = set()
-            return Ask(phase=OPEN, messages={node: self._combine(node) for node in sorted(self._uploads)})
-        return CombinationsSent(recipients=tuple(sorted(self._served)), cohort=tuple(sorted(self._declared)))
+    def _distances(self, node: str) -> Message:
+        mine = self._sketches[node]
+        squared = {peer: squared_distance(mine, theirs) for peer, theirs in self._sketches.items()}
+        return Message(body=PlainDistances(squared=squared).SerializeToString(deterministic=True))
 
-    def _combine(self, recipient: str) -> Message:
-        row = {
-            peer: weight for peer, weight in self._uploads[recipient][0].row.items() if weight and peer in self._uploads
-        }
-        if len(row) < self._context.min_cohort:
-            # Too few peers: the recipient keeps its own model. An empty message says so.
+    def _combine(self, row: Mapping[str, int]) -> Message:
+        if not row:
             return Message(body=PlainCombination().SerializeToString())
         blocks = [block for block, nodes in holders(self._declared).items() if all(peer in nodes for peer in row)]
         layout = self._context.layout.select(blocks)

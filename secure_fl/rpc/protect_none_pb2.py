@@ -24,19 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n secure_fl/rpc/protect_none.proto\x12\x0csecure_fl.v1\"\x8a\x01\n\x0bPlainUpload\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\x12/\n\x03row\x18\x03 \x03(\x0b\x32\".secure_fl.v1.PlainUpload.RowEntry\x1a*\n\x08RowEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"H\n\x10PlainCombination\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\x12\x14\n\x0c\x63ontributors\x18\x03 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n secure_fl/rpc/protect_none.proto\x12\x0csecure_fl.v1\"C\n\x0bPlainUpload\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\x12\x0e\n\x06sketch\x18\x04 \x01(\x0cJ\x04\x08\x03\x10\x04\"|\n\x0ePlainDistances\x12:\n\x07squared\x18\x01 \x03(\x0b\x32).secure_fl.v1.PlainDistances.SquaredEntry\x1a.\n\x0cSquaredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"d\n\x08PlainRow\x12,\n\x03row\x18\x01 \x03(\x0b\x32\x1f.secure_fl.v1.PlainRow.RowEntry\x1a*\n\x08RowEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"H\n\x10PlainCombination\x12\x0e\n\x06\x62locks\x18\x01 \x03(\t\x12\x0e\n\x06weight\x18\x02 \x01(\r\x12\x14\n\x0c\x63ontributors\x18\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'secure_fl.rpc.protect_none_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PLAINUPLOAD_ROWENTRY']._loaded_options = None
-  _globals['_PLAINUPLOAD_ROWENTRY']._serialized_options = b'8\001'
-  _globals['_PLAINUPLOAD']._serialized_start=51
-  _globals['_PLAINUPLOAD']._serialized_end=189
-  _globals['_PLAINUPLOAD_ROWENTRY']._serialized_start=147
-  _globals['_PLAINUPLOAD_ROWENTRY']._serialized_end=189
-  _globals['_PLAINCOMBINATION']._serialized_start=191
-  _globals['_PLAINCOMBINATION']._serialized_end=263
+  _globals['_PLAINDISTANCES_SQUAREDENTRY']._loaded_options = None
+  _globals['_PLAINDISTANCES_SQUAREDENTRY']._serialized_options = b'8\001'
+  _globals['_PLAINROW_ROWENTRY']._loaded_options = None
+  _globals['_PLAINROW_ROWENTRY']._serialized_options = b'8\001'
+  _globals['_PLAINUPLOAD']._serialized_start=50
+  _globals['_PLAINUPLOAD']._serialized_end=117
+  _globals['_PLAINDISTANCES']._serialized_start=119
+  _globals['_PLAINDISTANCES']._serialized_end=243
+  _globals['_PLAINDISTANCES_SQUAREDENTRY']._serialized_start=197
+  _globals['_PLAINDISTANCES_SQUAREDENTRY']._serialized_end=243
+  _globals['_PLAINROW']._serialized_start=245
+  _globals['_PLAINROW']._serialized_end=345
+  _globals['_PLAINROW_ROWENTRY']._serialized_start=303
+  _globals['_PLAINROW_ROWENTRY']._serialized_end=345
+  _globals['_PLAINCOMBINATION']._serialized_start=347
+  _globals['_PLAINCOMBINATION']._serialized_end=419
 # @@protoc_insertion_point(module_scope)

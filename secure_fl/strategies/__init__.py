@@ -13,6 +13,7 @@ from secure_fl.strategies.base import Strategy
 _BUILT_IN: dict[str, str] = {
     "ditto": "secure_fl.strategies.ditto:Ditto",
     "fedala": "secure_fl.strategies.fedala:FedALA",
+    "fedamp": "secure_fl.strategies.fedamp:FedAMP",
     "fedavg": "secure_fl.strategies.fedavg:FedAvg",
     "fedper": "secure_fl.strategies.fedper:FedPer",
     "fedprox": "secure_fl.strategies.fedprox:FedProx",

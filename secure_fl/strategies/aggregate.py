@@ -18,7 +18,6 @@ def encode_update(
     codec: FixedPoint,
     weight: int,
     stream: KeyStream,
-    row: Mapping[str, int],
 ) -> tuple[Contribution, int]:
     """A node's update as ring integers, and the number of coordinates that had to be clipped."""
     layout = layout.select(update)
@@ -28,7 +27,7 @@ def encode_update(
     for name in layout.names:
         blocks[name], outside = codec.encode(update[name], weight=weight, stream=stream)
         clipped += outside
-    return Contribution(blocks=blocks, weight=weight, row=row), clipped
+    return Contribution(blocks=blocks, weight=weight), clipped
 
 
 def decode_sums(sums: Mapping[str, BlockSum], codec: FixedPoint) -> Aggregate:

@@ -69,6 +69,8 @@ class Strategy(ABC):
     Settings: ClassVar[type[LocalTraining]] = LocalTraining
     # Whether the shared blocks alone are a model that can be used, exported and scored on its own.
     has_global_model: ClassVar[bool] = True
+    # For *combine*: whether nodes weigh their peers by the distance of their `features`.
+    attention: ClassVar[bool] = False
 
     def __init__(self, settings: LocalTraining) -> None:
         self.settings = settings
@@ -91,9 +93,16 @@ class Strategy(ABC):
         """The model this site predicts with now: what it received, completed by what it keeps."""
         return {**site.initial, **site.personal, **site.received}
 
-    def row(self, site: Site) -> Mapping[str, int]:  # noqa: ARG002
-        """For *combine*: this node's integer weights over its peers. The node decides them."""
-        return {}
+    def features(self, site: Site) -> Vector:
+        """With `attention`: what peers are compared by, after `fit`. It is never shown; see `protect.sketch`."""
+        raise NotImplementedError
+
+    def attend(self, me: str, squared_distances: Mapping[str, float]) -> Mapping[str, float]:  # noqa: ARG002
+        """For *combine*: how much this node wants of everybody who uploaded, in any unit. The node decides.
+
+        It is told the squared distance of each one's features, 0 without `attention`. Runs outside training.
+        """
+        return dict.fromkeys(squared_distances, 1.0)
 
     # --- coordinator half -----------------------------------------------------------------------------------
 

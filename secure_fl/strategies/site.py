@@ -44,7 +44,6 @@ class Site:
         combination: Blocks,
         seed: int,
         device: str = "cpu",
-        peers: tuple[str, ...] = (),
     ) -> None:
         self.task = task
         self.data = data
@@ -53,7 +52,6 @@ class Site:
         self.received = received
         self.personal: Blocks = personal
         self.combination = combination
-        self.peers = peers
         self.device = torch.device(device)
         # Dropout and the like draw from the global generator, shuffling from one of its own.
         torch.manual_seed(seed)

@@ -23,10 +23,13 @@ from secure_fl.protect.base import (
     RequestKind,
     RoundContext,
 )
+from secure_fl.protect.combining import row_total, whole_weights
 from secure_fl.protect.guard import releasable
 from secure_fl.protect.weights import weight_floor
 from secure_fl.randomness import UnsafeSeededRandomness
 from tests.library.members import member
+
+ROW_TOTAL = row_total(8)  # the same for any round with fewer than 17 nodes
 
 Contributions: TypeAlias = Mapping[str, Contribution]
 # Per block: the totals, the weight, the number of contributors.
@@ -67,6 +70,7 @@ def context(
     kind: RequestKind = RequestKind.SUM,
     bits: int = 16,
     min_cohort: int = 3,
+    attention: bool = False,
 ) -> RoundContext:
     """The first attempt at a round among `nodes`."""
     return RoundContext(
@@ -81,6 +85,7 @@ def context(
         bits=bits,
         colluders=1,
         min_cohort=min_cohort,
+        attention=attention,
     )
 
 
@@ -92,9 +97,14 @@ def _roster(nodes: tuple[str, ...]) -> dict[str, str]:
 
 
 def contribution(weight: int = 64, row: Mapping[str, int] | None = None, **blocks: list[int]) -> Contribution:
-    """One node's integers, block by block."""
+    """One node's integers, block by block; of a row, the part over those who uploaded, in whole numbers."""
     values = {name: np.array(value, np.int32) for name, value in blocks.items()}
-    return Contribution(blocks=values, weight=weight, row=row or {})
+    wanted = row or {}
+    return Contribution(
+        blocks=values,
+        weight=weight,
+        attend=lambda there: whole_weights({peer: wanted[peer] for peer in there if peer in wanted}, ROW_TOTAL),
+    )
 
 
 @st.composite
@@ -116,7 +126,7 @@ def cases(draw: st.DrawFn, kind: RequestKind = RequestKind.SUM) -> tuple[RoundCo
             everybody[node] = contribution(draw(st.integers(floor, 64)), {}, **blocks)
         else:
             peers = draw(st.just(nodes) | st.sets(st.sampled_from(nodes)).map(sorted))
-            row = {peer: draw(st.integers(0, 128)) for peer in peers}
+            row = {peer: draw(st.integers(1, 16)) for peer in peers}
             everybody[node] = contribution(64, row, **blocks)
     return context(*nodes, blocks=shape, kind=kind, bits=bits, min_cohort=minimum), everybody
 

@@ -44,7 +44,13 @@ def split(y: npt.NDArray[np.float64] = Y) -> Split:
 
 
 def site(
-    strategy: Strategy, *, received: Blocks, personal: Blocks | None = None, train: Split | None = None, seed: int = 0
+    strategy: Strategy,
+    *,
+    received: Blocks,
+    personal: Blocks | None = None,
+    combination: Blocks | None = None,
+    train: Split | None = None,
+    seed: int = 0,
 ) -> Site:
     """A site in one round of `strategy`."""
     data = LocalData(train=train or split(), test=split())
@@ -55,7 +61,7 @@ def site(
         initial=INITIAL,
         received=received,
         personal=personal or {},
-        combination={},
+        combination=combination or {},
         seed=seed,
     )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,10 +12,12 @@ from hypothesis import strategies as st
 
 from coordinator.machine import RoundMachine
 from secure_fl.errors import CohortTooSmallError, LateMessageError, ProtectionError, SecureFLError
-from secure_fl.protect.base import Ask, CombinationsSent, Message, NodeHalf, RequestKind, RoundContext
+from secure_fl.protect.base import Ask, CombinationsSent, CoordinatorHalf, Message, NodeHalf, RequestKind, RoundContext
+from secure_fl.protect.combining import servable
 from secure_fl.protect.none import UnsafeNone
+from secure_fl.protect.sketch import sketch
 from secure_fl.protect.weights import WEIGHT_UNITS
-from secure_fl.rpc.protect_none_pb2 import PlainCombination, PlainUpload
+from secure_fl.rpc.protect_none_pb2 import PlainCombination, PlainRow, PlainUpload
 from tests.library.cohorts import (
     Contributions,
     InMemory,
@@ -24,7 +29,6 @@ from tests.library.cohorts import (
     upload,
 )
 from tests.library.laws import law
-from tests.library.members import member
 
 NONE = UnsafeNone()
 COMBINE = RequestKind.COMBINE
@@ -33,11 +37,12 @@ NODES = ("n0", "n1", "n2", "n3")
 
 def exact_combination(about: RoundContext, present: Contributions, recipient: str) -> PlainSums:
     """Σ_j w_ij·x_j in Python's integers, over the blocks that everybody in the row holds."""
-    row = {peer: w for peer, w in present[recipient].row.items() if w > 0 and peer in present}
-    if len(row) < about.min_cohort:
-        return {}
+    rows = {node: mine.attend(dict.fromkeys(present, 0.0)) for node, mine in present.items()}
+    large = {node: row for node, row in rows.items() if len(row) >= about.min_cohort}
+    # Which rows pass together is the guard's business, and tested with it.
+    row = servable(large, nodes=sorted(present), colluders=about.colluders).get(recipient, {})
     opened: PlainSums = {}
-    for name in about.layout.names:
+    for name in about.layout.names if row else ():
         if all(name in present[peer].blocks for peer in row):
             columns = zip(
                 *([w * x for x in present[peer].blocks[name].tolist()] for peer, w in row.items()), strict=True
@@ -59,100 +64,161 @@ def test_combinations_equal_the_integer_oracle(case: tuple[RoundContext, Contrib
     nodes = halves(NONE, about, present)
     machine = RoundMachine(NONE, about)
     machine.begin()
-    for node, half in nodes.items():
-        answer = half.answer("upload", machine.asked[node])
-        machine.accept(node, "upload", answer, InMemory(answer.bulk))
+
+    def everybody_answers(phase: str) -> None:
+        assert machine.phase == phase
+        for node, half in nodes.items():
+            answer = half.answer(phase, machine.asked[node])
+            machine.accept(node, phase, answer, InMemory(answer.bulk))
+
+    everybody_answers("upload")
     if len(present) < about.min_cohort:
         with pytest.raises(CohortTooSmallError):
             machine.close()
         return
     machine.close()
-    assert (machine.phase, set(machine.asked)) == ("open", set(present))
-    for node, half in nodes.items():
-        machine.accept(node, "open", half.answer("open", machine.asked[node]), InMemory(b""))
-        assert combination(half) == exact_combination(about, present, node)
-    everybody = tuple(sorted(present))
-    assert machine.close() == CombinationsSent(recipients=everybody, cohort=everybody)
+    everybody_answers("row")
+    machine.close()
+    everybody_answers("open")
+    sent = machine.close()
+    opened = {node: combination(half) for node, half in nodes.items()}
+    assert opened == {node: exact_combination(about, present, node) for node in nodes}
+    assert isinstance(sent, CombinationsSent)
+    assert sent.cohort == tuple(sorted(present))
+    assert set(sent.recipients) >= {node for node, blocks in opened.items() if blocks}
 
 
-def opened(rows: dict[str, dict[str, int]], *, min_cohort: int = 4) -> dict[str, Message]:
-    """What the coordinator sends each recipient, when every node holds the same."""
-    about = context(*NODES, kind=COMBINE, min_cohort=min_cohort)
+def uploaded(about: RoundContext, *nodes: str) -> CoordinatorHalf:
+    """The coordinator once `nodes` uploaded the same three values and it asks for rows."""
     coordinator = NONE.coordinator(about)
-    for node in NODES:
-        mine = contribution(64, rows.get(node, {}), body=[1, 2, 3], head=[4, 5])
-        answer = NONE.node(about, member(node), mine, None).answer("upload", Message())  # type: ignore[arg-type]
-        coordinator.accept(node, answer, InMemory(answer.bulk))
+    for node in nodes:
+        coordinator.accept(node, *UPLOAD)
+    coordinator.close()
+    return coordinator
+
+
+def row(**weights: int) -> tuple[Message, InMemory]:
+    return upload(PlainRow(row=weights).SerializeToString())
+
+
+def messages(coordinator: CoordinatorHalf) -> dict[str, Message]:
     ask = coordinator.close()
     assert isinstance(ask, Ask)
     return dict(ask.messages)
 
 
-def test_a_recipient_with_too_small_a_row_gets_nothing() -> None:
-    whole = dict.fromkeys(NODES, 1)
-    messages = opened({"n0": whole, "n1": {**whole, "n0": 0}, "n2": {"n2": 64}})
-    served = PlainCombination(blocks=["body", "head"], weight=4 * WEIGHT_UNITS, contributors=4)
-    assert PlainCombination.FromString(messages["n0"].body) == served
-    for recipient in ("n1", "n2", "n3"):  # a zero in the row, a unit row, no row
-        assert messages[recipient].bulk == b""
-        assert PlainCombination.FromString(messages[recipient].body) == PlainCombination()
+UPLOAD = upload(PlainUpload(blocks=["body"], weight=64).SerializeToString(), np.array([1, 2, 3], "<i2").tobytes())
+EQUAL = row(n0=16, n1=16, n2=16, n3=16)
 
 
-def test_peers_that_did_not_upload_do_not_count_towards_a_row() -> None:
-    about = context(*NODES, "n4", kind=COMBINE, min_cohort=4)
+def test_a_recipient_whose_row_the_guard_refuses_gets_nothing() -> None:
+    coordinator = uploaded(context(*NODES, kind=COMBINE, min_cohort=4), *NODES)
+    coordinator.accept("n0", *EQUAL)
+    coordinator.accept("n1", *row(n0=32, n1=16, n2=16))  # three
+    coordinator.accept("n2", *row(n2=64))  # itself
+    coordinator.accept("n3", *row())  # nobody
+    sent = messages(coordinator)
+    assert PlainCombination.FromString(sent["n0"].body) == PlainCombination(
+        blocks=["body"], weight=64 * WEIGHT_UNITS, contributors=4
+    )
+    assert np.frombuffer(sent["n0"].bulk, "<i8").tolist() == [64, 128, 192]
+    for recipient in ("n1", "n2", "n3"):
+        assert sent[recipient] == Message(body=PlainCombination().SerializeToString())
+    for recipient in NODES:
+        coordinator.accept(recipient, *upload(b""))
+    assert coordinator.close() == CombinationsSent(recipients=("n0",), cohort=NODES)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"n0": 40, "n1": 8, "n2": 8, "n3": 8},  # one node above half
+        {"n1": 22, "n2": 21, "n3": 21},  # the recipient is not in it
+        {"n0": 1, "n1": 31, "n2": 16, "n3": 16},  # n1 stands out
+    ],
+)
+def test_a_row_that_shows_one_node_is_not_combined(weights: dict[str, int]) -> None:
+    coordinator = uploaded(context(*NODES, kind=COMBINE, min_cohort=3), *NODES)
+    coordinator.accept("n0", *row(**weights))
+    assert messages(coordinator)["n0"].bulk == b""
+
+
+def test_distances_are_those_of_the_sketches_and_rows_follow_from_them() -> None:
+    about = context(*NODES, kind=COMBINE, min_cohort=4, attention=True)
+    seen: dict[str, dict[str, float]] = {}
     coordinator = NONE.coordinator(about)
-    row = {"n0": 1, "n1": 1, "n2": 1, "n4": 1}
-    for node in NODES:
-        header = PlainUpload(blocks=["body"], weight=64, row=row)
-        coordinator.accept(node, *upload(header.SerializeToString(), np.zeros(3, "<i2").tobytes()))
-    ask = coordinator.close()
-    assert isinstance(ask, Ask)
-    assert all(message.bulk == b"" for message in ask.messages.values())
+    nodes: dict[str, NodeHalf] = {}
+    for place, node in enumerate(NODES):
+
+        def attend(squared: Mapping[str, float], node: str = node) -> Mapping[str, int]:
+            seen[node] = dict(squared)
+            return dict.fromkeys(squared, 16)
+
+        features = np.array([float(place), 0.5], np.float32)
+        mine = replace(contribution(body=[1, 2, 3]), sketch=sketch(features, binding=about.binding), attend=attend)
+        nodes[node] = halves(NONE, about, {node: mine})[node]
+        answer = nodes[node].answer("upload", Message())
+        coordinator.accept(node, answer, InMemory(answer.bulk))
+    for node, question in messages(coordinator).items():
+        answer = nodes[node].answer("row", question)
+        coordinator.accept(node, answer, InMemory(b""))
+    assert seen == {node: {peer: float((i - j) ** 2) for j, peer in enumerate(NODES)} for i, node in enumerate(NODES)}
+
+
+@pytest.mark.parametrize("sketched", [b"", bytes(4), b"\xff\xff\xff\x7f" * 1024])
+def test_a_sketch_of_the_wrong_size_or_range_is_refused(sketched: bytes) -> None:
+    coordinator = NONE.coordinator(context(*NODES, kind=COMBINE, attention=True))
+    header = PlainUpload(blocks=["body"], weight=64, sketch=sketched)
+    with pytest.raises(ProtectionError):
+        coordinator.accept("n0", *upload(header.SerializeToString(), bytes(6)))
 
 
 # --- what is refused changes nothing ----------------------------------------------------------------------------
 
 
-def _row(**row: int) -> tuple[Message, InMemory]:
-    header = PlainUpload(blocks=["body"], weight=64, row=row)
-    return upload(header.SerializeToString(), np.array([1, 2, 3], "<i2").tobytes())
+@pytest.mark.parametrize(
+    "answer",
+    [
+        row(n0=32, stranger=32),
+        row(n0=32, n4=32),  # invited, but it did not upload
+        row(n0=64, n1=0),
+        row(n0=65),
+        row(n0=63),
+        row(n0=2**32 - 1, n1=65),
+        upload(b"\xff"),
+    ],
+)
+def test_a_malformed_row_is_refused_and_leaves_no_trace(answer: tuple[Message, InMemory]) -> None:
+    coordinator = uploaded(context(*NODES, "n4", kind=COMBINE, min_cohort=4), *NODES)
+    with pytest.raises(SecureFLError):
+        coordinator.accept("n0", *answer)
+    for node in NODES:
+        coordinator.accept(node, *EQUAL)
+        with pytest.raises(ProtectionError):
+            coordinator.accept(node, *EQUAL)
+    totals = {node: np.frombuffer(message.bulk, "<i8").tolist() for node, message in messages(coordinator).items()}
+    assert totals == {node: [64, 128, 192] for node in NODES}
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        _row(stranger=1),
-        _row(n0=1, stranger=0),
-        _row(n0=1025),
-        _row(n0=512, n1=513),
-        _row(n0=2**32 - 1, n1=2**32 - 1),
         upload(PlainUpload(blocks=["body"], weight=64).SerializeToString(), b"\x00\x00"),
         upload(PlainUpload(blocks=["tail"], weight=64).SerializeToString(), b""),
+        upload(PlainUpload(blocks=["body"], weight=64, sketch=bytes(4096)).SerializeToString(), bytes(6)),
     ],
 )
-def test_a_malformed_answer_is_refused_and_leaves_no_trace(answer: tuple[Message, InMemory]) -> None:
+def test_a_malformed_upload_is_refused_and_leaves_no_trace(answer: tuple[Message, InMemory]) -> None:
     coordinator = NONE.coordinator(context(*NODES, kind=COMBINE, min_cohort=4))
     with pytest.raises(ProtectionError):
         coordinator.accept("n0", *answer)
-    for node in NODES:
-        coordinator.accept(node, *_row(n0=1, n1=2, n2=3, n3=4))
-        with pytest.raises(ProtectionError):
-            coordinator.accept(node, *answer)
-    ask = coordinator.close()
-    assert isinstance(ask, Ask)
-    totals = {node: np.frombuffer(message.bulk, "<i8").tolist() for node, message in ask.messages.items()}
-    assert totals == {node: [10, 20, 30] for node in NODES}
-
-
-def test_the_heaviest_row_is_accepted() -> None:
-    NONE.coordinator(context(*NODES, kind=COMBINE)).accept("n0", *_row(n0=512, n1=512))
+    coordinator.accept("n0", *UPLOAD)
 
 
 def test_only_recipients_acknowledge_and_only_once() -> None:
-    about = context(*NODES, "n4", kind=COMBINE, min_cohort=4)
-    coordinator = NONE.coordinator(about)
+    coordinator = uploaded(context(*NODES, "n4", kind=COMBINE, min_cohort=4), *NODES)
     for node in NODES:
-        coordinator.accept(node, *_row(n0=1, n1=1, n2=1, n3=1))
+        coordinator.accept(node, *EQUAL)
     coordinator.close()
     coordinator.accept("n0", *upload(b""))
     for node in ("n0", "n4", "stranger"):
@@ -161,15 +227,14 @@ def test_only_recipients_acknowledge_and_only_once() -> None:
     assert coordinator.close() == CombinationsSent(recipients=("n0",), cohort=NODES)
 
 
-def test_the_machine_takes_no_upload_once_combinations_are_out() -> None:
-    about = context(*NODES, kind=COMBINE, min_cohort=4)
-    machine = RoundMachine(NONE, about)
+def test_the_machine_takes_no_upload_once_rows_are_asked_for() -> None:
+    machine = RoundMachine(NONE, context(*NODES, kind=COMBINE, min_cohort=4))
     machine.begin()
     for node in NODES:
-        machine.accept(node, "upload", *_row(n0=1))
+        machine.accept(node, "upload", *UPLOAD)
     machine.close()
     with pytest.raises(LateMessageError):
-        machine.accept("n0", "upload", *_row(n0=1))
+        machine.accept("n0", "upload", *UPLOAD)
 
 
 # --- the node half ----------------------------------------------------------------------------------------------
@@ -197,4 +262,4 @@ def test_a_malformed_combination_is_refused_with_a_typed_error(message: Message)
 
 def test_the_phases_of_both_requests() -> None:
     assert NONE.phases(RequestKind.SUM) == ("upload",)
-    assert NONE.phases(COMBINE) == ("upload", "open")
+    assert NONE.phases(COMBINE) == ("upload", "row", "open")

@@ -223,9 +223,7 @@ CODEC = FixedPoint(bits=16, clip=1.0)
 
 
 def encode(update: Blocks) -> tuple[dict[str, list[int]], int]:
-    contribution, clipped = encode_update(
-        update, layout=LAYOUT, codec=CODEC, weight=64, stream=KeyStream(bytes(32)), row={}
-    )
+    contribution, clipped = encode_update(update, layout=LAYOUT, codec=CODEC, weight=64, stream=KeyStream(bytes(32)))
     return {name: values.tolist() for name, values in contribution.blocks.items()}, clipped
 
 

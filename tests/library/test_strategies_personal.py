@@ -15,6 +15,7 @@ from secure_fl import strategies
 from secure_fl.blocks import Blocks, Vector
 from secure_fl.errors import DataError, LayoutMismatchError, SettingsError
 from secure_fl.strategies.base import Aggregate, BlockMean, Strategy, Sum
+from secure_fl.strategies.fedamp import FedAMP
 from secure_fl.strategies.pflsensing import class_weights, top, weights_kept
 from secure_fl.strategies.site import Site
 from secure_fl.tasks.base import LocalData, Source, Split, Task, TaskSettings
@@ -469,6 +470,59 @@ def test_fedala_begins_as_fedavg() -> None:
     strategy, plain = create("fedala"), create("fedavg")
     ours, theirs = (s.fit(regression.site(s, received=INITIAL)) for s in (strategy, plain))
     assert LAYOUT.digest(ours) == LAYOUT.digest(theirs)
+
+
+# --- FedAMP -----------------------------------------------------------------------------------------------------
+
+
+def _squared(values: dict[str, float], me: str) -> dict[str, float]:
+    return {peer: (values[me] - value) ** 2 for peer, value in values.items()}
+
+
+def test_fedamp_mixes_as_the_paper_says() -> None:
+    models = {"a": 1.0, "b": 0.0, "c": 3.0}
+    strategy = create("fedamp", alpha=0.1, sigma=1.0)
+    assert isinstance(strategy, FedAMP)
+    mixtures = []
+    for me, own in models.items():
+        shares = strategy.attention_weights(me, _squared(models, me))
+        mixtures.append((1 - sum(shares.values())) * own + sum(share * models[j] for j, share in shares.items()))
+    assert mixtures == pytest.approx([0.966875, 0.036825, 2.996300], abs=5e-7)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.3, 0.6, 1.0, 50.0])
+@pytest.mark.parametrize("sigma", [None, 1.0, 40.0])
+def test_a_fedamp_site_is_between_an_eighth_and_half_of_its_own_mixture(alpha: float, sigma: float | None) -> None:
+    models = {f"n{i}": float(i * i) for i in range(6)}
+    strategy = create("fedamp", alpha=alpha, sigma=sigma)
+    for me, own in models.items():
+        wanted = strategy.attend(me, _squared(models, me))
+        assert 1 / 8 - 1e-9 <= wanted[me] / sum(wanted.values()) <= 1 / 2 + 1e-9
+        # Nearer peers count more.
+        others = sorted((abs(own - models[peer]), -wanted[peer]) for peer in models if peer != me)
+        assert [weight for _, weight in others] == sorted(weight for _, weight in others)
+
+
+def test_without_sigma_fedamp_does_not_care_about_the_unit() -> None:
+    models = {f"n{i}": float(i) for i in range(5)}
+    larger = {name: 100 * value for name, value in models.items()}
+    strategy = create("fedamp")
+    assert strategy.attend("n0", _squared(models, "n0")) == pytest.approx(strategy.attend("n0", _squared(larger, "n0")))
+
+
+def test_fedamp_trains_near_what_was_opened_and_without_it_near_itself() -> None:
+    strategy = create("fedamp", epochs=1, lam=1e4, learning_rate=1e-5, momentum=0.0)
+    start = {name: vector + np.float32(1) for name, vector in INITIAL.items()}
+    opened = {name: np.full_like(vector, 0.5) for name, vector in INITIAL.items()}
+    here = regression.site(strategy, received=INITIAL, personal=start, combination=opened)
+    change = strategy.fit(here)
+    for name in INITIAL:
+        assert change[name] == pytest.approx(opened[name], abs=1e-2)
+        assert here.personal[name] == pytest.approx(INITIAL[name] + change[name], abs=1e-6)
+    alone = regression.site(strategy, received=INITIAL, personal=start)
+    for vector in strategy.fit(alone).values():
+        assert vector == pytest.approx(np.ones_like(vector), abs=1e-2)
+    assert strategy.features(alone) == pytest.approx(np.concatenate([alone.personal[n] for n in LAYOUT.names]))
 
 
 # --- what all of them do ----------------------------------------------------------------------------------------

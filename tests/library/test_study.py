@@ -12,7 +12,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fl import limits
+from secure_fl import limits, strategies
 from secure_fl.errors import SettingsError, UnknownNameError
 from secure_fl.protect.base import RequestKind
 from secure_fl.study import Study
@@ -144,6 +144,12 @@ def test_a_study_survives_its_own_toml(table: dict[str, Any]) -> None:
     again = Study.parse(tomllib.loads(tomli_w.dumps(parsed.to_table())))
     assert again == parsed
     assert again.id == parsed.id
+
+
+@pytest.mark.parametrize("name", strategies.known())
+def test_every_strategys_completed_study_survives_its_own_toml(name: str) -> None:
+    written = study(strategy={"name": name}).completed()
+    assert Study.parse(tomllib.loads(tomli_w.dumps(written.to_table()))).completed() == written
 
 
 @law

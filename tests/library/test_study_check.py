@@ -39,13 +39,24 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "_BUILT_IN", dict(strategies._BUILT_IN))
 
 
+COMBINING = ("fedamp",)
+
+
 def test_the_defaults_pass() -> None:
     study().check()
 
 
 @pytest.mark.parametrize("name", strategies.known())
 def test_every_built_in_strategy_passes(name: str) -> None:
-    study(strategy={"name": name}).check()
+    kind = "none" if name in COMBINING else "masked"
+    study(strategy={"name": name}, protection={"kind": kind}).check()
+
+
+@pytest.mark.parametrize("name", COMBINING)
+def test_a_strategy_that_combines_is_refused_under_masks_with_the_reason(name: str) -> None:
+    with pytest.raises(SettingsError, match="needs 'combine', which protection 'masked' does not serve") as caught:
+        study(strategy={"name": name}, protection={"kind": "masked"}).check()
+    assert "none" in caught.value.hint
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:

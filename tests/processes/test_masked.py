@@ -59,7 +59,7 @@ def update(name: str, received: bytes, layout: Layout, folder: Path) -> dict[str
     (folder / "received").write_bytes(received)
     job = Job(
         kind="train", study="", round=1, attempt=1, me=name, dataset={}, folder="", device="cpu", threads=1,
-        layout=layout_to_json(layout), received=str(folder / "received"), personal="", combination="", peers=(),
+        layout=layout_to_json(layout), received=str(folder / "received"), personal="", combination="", features_to="",
         update_to=str(folder / "update"), personal_to="", model_to="",
     )  # fmt: skip
     asyncio.run(FakeTraining().run(job))

@@ -146,7 +146,7 @@ def test_a_model_of_another_shape_is_named(tmp_path: Path) -> None:
     job = Job(
         kind="train", study=str(tmp_path / "study.json"), round=1, attempt=1, me="site-01", dataset={"share": share},
         folder="", device="cpu", threads=1, layout=layout_to_json(wrong), received="", personal="", combination="",
-        peers=(), update_to="", personal_to="", model_to="",
+        features_to="", update_to="", personal_to="", model_to="",
     )  # fmt: skip
     with pytest.raises(LayoutMismatchError, match=rf"block '{first.name}' of the coordinator's model has shapes"):
         Trainer().execute(job)

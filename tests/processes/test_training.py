@@ -60,8 +60,8 @@ def execute(folder: Path, strategy: str) -> Result:
         kind="train", study=str(folder / "study.json"), round=1, attempt=1, me="site-01",
         dataset={"share": {"index": 0, "of": 3, "seed": 0}},
         folder="", device="cpu", threads=1, layout=layout_to_json(layout), received=str(folder / "received"),
-        personal="", combination="", peers=(), update_to=str(folder / "update"), personal_to=str(folder / "personal"),
-        model_to="",
+        personal="", combination="", update_to=str(folder / "update"), personal_to=str(folder / "personal"),
+        features_to="", model_to="",
     )  # fmt: skip
     return Trainer().execute(job)
 

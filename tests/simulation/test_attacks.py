@@ -266,7 +266,8 @@ def test_results_of_one_study_never_become_the_answer_to_another(tmp_path: Path)
     def job(number: int, me: str = "site-01") -> Job:
         return Job(
             kind="train", study="", round=number, attempt=1, me=me, dataset={}, folder="", device="cpu", threads=1,
-            layout=[], received="", personal="", combination="", peers=(), update_to="", personal_to="", model_to="",
+            layout=[], received="", personal="", combination="", update_to="", personal_to="",
+            features_to="", model_to="",
         )  # fmt: skip
 
     async def run() -> None:

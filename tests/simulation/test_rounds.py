@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -262,22 +262,16 @@ class Neighbours(Strategy):
         """Unused: training is faked."""
         raise AssertionError
 
-
-class Rows(FakeTraining):
-    """Fake training whose row weighs the node itself most."""
-
-    async def run(self, job: Job) -> Result:
-        """As ever, with a row."""
-        result = await super().run(job)
-        row = {peer: 5 if peer == job.me else 1 for peer in job.peers} if job.kind == "train" else {}
-        return Result(samples=result.samples, metrics=result.metrics, row=row)
+    def attend(self, me: str, squared_distances: Mapping[str, float]) -> Mapping[str, float]:
+        """The node itself counts most."""
+        return {peer: 2.0 if peer == me else 1.0 for peer in squared_distances}
 
 
 def test_a_combine_opens_each_nodes_own_mixture_at_that_node_only(tmp_path: Path) -> None:
     strategies.register("neighbours", "tests.simulation.test_rounds:Neighbours")
 
     async def scenario(fed: Federation) -> None:
-        start_all(fed, {name: Rows() for name in fed.names})
+        start_all(fed)
         record = await finish(fed)
         assert record.combinations_opened == 2 * 5
         mixtures = {}

@@ -55,7 +55,7 @@ class FakeTraining:
             if self._poison is not None:
                 update = {name: vector * np.float32(self._poison(job)) for name, vector in update.items()}
             save_blocks(Path(job.update_to), update)
-        return Result(samples=100, metrics=SiteMetrics(samples=100, accuracy=0.5, loss=1.0), row={})
+        return Result(samples=100, metrics=SiteMetrics(samples=100, accuracy=0.5, loss=1.0))
 
     async def close(self) -> None:
         """Nothing runs."""

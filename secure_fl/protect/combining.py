@@ -1,0 +1,76 @@
+"""Combinations: the integer rows that recipients ask for, and which of them may be opened together.
+
+A row gives every peer a weight, in units of 1/total. The total is the same for everybody in a round, so that one scale
+fits whatever is asked for: 64, or the next power of two that is at least four times the number of nodes. Small totals
+are not a matter of taste: under `sealed` large weights would give keys away (docs/guard.md, "kernel").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from secure_fl.errors import ProtectionError, ReleaseRefusedError
+from secure_fl.protect.exact_algebra import Matrix
+from secure_fl.protect.guard import ReleaseReport, check_release
+
+SIGMA = 64.0  # of `sealed`'s error in a combination; every protection applies the guard that this implies
+MODULUS = 4294955009  # of the field in which `sealed` combines
+
+_SMALLEST_TOTAL = 64
+
+
+def row_total(nodes: int) -> int:
+    """What the weights of a row add up to in a round with so many nodes."""
+    return max(_SMALLEST_TOTAL, 1 << (4 * nodes - 1).bit_length())
+
+
+def whole_weights(shares: Mapping[str, float], total: int) -> dict[str, int]:
+    """Integers in proportion to `shares` that add up to `total`: rounded down, the rest to the largest remainders."""
+    whole = sum(shares.values())
+    if not whole > 0 or not np.isfinite(whole) or min(shares.values()) < 0:
+        return {}
+    exact = {name: share / whole * total for name, share in shares.items()}
+    weights = {name: int(value) for name, value in exact.items()}
+    # Ties go by name, so that a row does not depend on the order of a mapping.
+    by_remainder = sorted(exact, key=lambda name: (weights[name] - exact[name], name))
+    for name in by_remainder[: total - sum(weights.values())]:
+        weights[name] += 1
+    return {name: weight for name, weight in weights.items() if weight}
+
+
+def require_row(row: Mapping[str, int], *, uploaded: Iterable[str], total: int) -> None:
+    """Raise `ProtectionError` unless this is a row over nodes that uploaded, or none at all."""
+    if row and (not row.keys() <= set(uploaded) or min(row.values()) < 1 or sum(row.values()) != total):
+        raise ProtectionError("a row is not one of positive weights over those who uploaded, with the round's total")
+
+
+def matrix(rows: Mapping[str, Mapping[str, int]], nodes: Sequence[str]) -> tuple[Matrix, list[str]]:
+    """Rows as the guard takes them, and whom each is opened at."""
+    recipients = sorted(recipient for recipient, row in rows.items() if row)
+    weights = [[rows[recipient].get(node, 0) for node in nodes] for recipient in recipients]
+    return np.array(weights, np.int64).reshape(len(recipients), len(nodes)), recipients
+
+
+def check_rows(rows: Mapping[str, Mapping[str, int]], *, nodes: Sequence[str], colluders: int) -> ReleaseReport:
+    """The guard over all rows that are to be opened together; raises `ReleaseRefusedError`."""
+    weights, recipients = matrix(rows, nodes)
+    return check_release(
+        weights, colluders=colluders, recipients=recipients, modulus=MODULUS, sigma=SIGMA, names=tuple(nodes)
+    )
+
+
+def servable(
+    rows: Mapping[str, Mapping[str, int]], *, nodes: Sequence[str], colluders: int
+) -> dict[str, Mapping[str, int]]:
+    """The rows that may be opened together: while the guard refuses, the last of those it complains of goes."""
+    left = {recipient: row for recipient, row in rows.items() if row}
+    while left:
+        try:
+            check_rows(left, nodes=nodes, colluders=colluders)
+        except ReleaseRefusedError as refused:
+            del left[max(name for name in map(str, refused.coalition) if name in left)]
+        else:
+            break
+    return left
