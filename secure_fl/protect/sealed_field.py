@@ -113,7 +113,7 @@ def multiply(matrix: Elements, rows: Elements) -> Elements:
         width = slice(start, start + WIDTH)
         centred = to_signed(rows[width]).astype(np.float64)
         limbs = np.empty((2, *centred.shape))
-        split(centred, limbs[0], limbs[1])
+        cut(centred, limbs[0], limbs[1])
         # A remainder so far, below 2³¹, fits beside a sum below 2⁵³ − 2³⁴.
         product += beside_limbs(matrix[:, width]) @ limbs.reshape(-1, centred.shape[1])
         reduce(product, scratch)
@@ -141,7 +141,7 @@ def reduce(integers: Floats, scratch: Floats) -> None:
     np.subtract(integers, scratch, out=integers)
 
 
-def split(integers: Floats, high: Floats, low: Floats) -> None:
+def cut(integers: Floats, high: Floats, low: Floats) -> None:
     """integers = 2¹⁶·high + low; below 2³¹ in magnitude they have limbs of at most 2¹⁵."""
     np.multiply(integers, 1 / _LIMB, out=high)
     np.rint(high, out=high)

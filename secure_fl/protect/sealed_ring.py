@@ -24,9 +24,9 @@ from secure_fl.protect.sealed_field import (
     Floats,
     add,
     beside_limbs,
+    cut,
     multiply,
     reduce,
-    split,
     subtract,
     uniform,
     wrap,
@@ -85,7 +85,7 @@ class Product:
         reduce(self._integers, self._scratch)
         # The same memory again; the matrix is now the same for every position below 32.
         limbs = self._limbs.reshape(2 * _FACTORS, _SHORT, _BATCH)
-        split(self._integers, limbs[:_FACTORS], limbs[_FACTORS:])
+        cut(self._integers, limbs[:_FACTORS], limbs[_FACTORS:])
         np.matmul(_back(), limbs.transpose(1, 0, 2), out=self._integers.transpose(1, 0, 2))
         reduce(self._integers, self._scratch)
         self._signed[:] = self._integers.reshape(DEGREE, _BATCH).T

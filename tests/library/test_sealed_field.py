@@ -19,11 +19,11 @@ from secure_fl.protect.sealed_field import (
     Elements,
     add,
     beside_limbs,
+    cut,
     from_signed,
     multiply,
     read_elements,
     reduce,
-    split,
     subtract,
     to_signed,
     uniform,
@@ -193,7 +193,7 @@ def test_the_largest_sums_stay_exact() -> None:
 def test_limbs(value: int) -> None:
     integers = np.array([float(value)])
     high, low = np.empty(1), np.empty(1)
-    split(integers, high, low)
+    cut(integers, high, low)
     assert 2**16 * int(high[0]) + int(low[0]) == value
     assert max(abs(high[0]), abs(low[0])) <= 2**15
 
