@@ -46,7 +46,7 @@ _BATCH = 32
 
 
 class Product:
-    """One secret, ready to be multiplied by any number of public elements."""
+    """One secret, ready to be multiplied by any number of public elements. Its buffers make it one thread's own."""
 
     def __init__(self, secret: Elements) -> None:
         if secret.shape != (DEGREE,) or secret.max() >= MODULUS:
