@@ -11,6 +11,7 @@ from secure_fl.settings import require_known
 _BUILT_IN: dict[str, str] = {
     "none": "secure_fl.protect.none:UnsafeNone",
     "masked": "secure_fl.protect.masked:Masked",
+    "sealed": "secure_fl.protect.sealed:Sealed",
 }
 
 

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from secure_fl.blocks import Layout
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
+from secure_fl.protect.memory import Memory
 from secure_fl.randomness import Randomness
 
 Integers: TypeAlias = npt.NDArray[np.int32]
@@ -79,6 +80,7 @@ class RoundContext:
     colluders: int
     min_cohort: int
     attention: bool = False  # combine only: recipients weigh their peers by the distance of features
+    recompute: bool = False  # combine only: recipients combine uploads themselves, checked against what was signed
     binding: bytes = field(init=False)  # a hash of all this; whatever is signed or derived in a round has it as a field
 
     def __post_init__(self) -> None:
@@ -89,7 +91,8 @@ class RoundContext:
             self.base_model,
             *(f"{name}={self.roster[name]}".encode() for name in self.invited),
             *(f"{shape.name}:{shape.size}".encode() for shape in self.layout),
-            f"{self.kind.value} {self.bits} {self.colluders} {self.min_cohort} {self.attention}".encode(),
+            f"{self.kind.value} {self.bits} {self.colluders} {self.min_cohort}".encode(),
+            f"{self.attention} {self.recompute}".encode(),
         )
         object.__setattr__(self, "binding", hashlib.sha256(transcript("round", *fields)).digest())
 
@@ -196,6 +199,11 @@ class CoordinatorHalf(Protocol):
         """End the current phase with whoever answered. Raises `CohortTooSmallError`."""
         ...
 
+    @property
+    def missing(self) -> int:
+        """How many answers are worth waiting for beyond any deadline, because what was uploaded is not lost yet."""
+        ...
+
 
 class Protection(Protocol):
     """A way for updates to leave a node."""
@@ -204,14 +212,22 @@ class Protection(Protocol):
     serves: ClassVar[frozenset[RequestKind]]
     coordinator_sees_updates: ClassVar[bool]
     payload_version: ClassVar[int]
+    bits: ClassVar[int]  # of a value, where the study does not say
     carrier: ClassVar[str]  # the first phase whose answer depends on the data: the site is charged before it is sent
 
     def phases(self, kind: RequestKind) -> tuple[str, ...]:
         """The phases in order."""
         ...
 
-    def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
-        """The node half, once training is done."""
+    def node(
+        self,
+        context: RoundContext,
+        me: Member,
+        contribution: Contribution,
+        randomness: Randomness,
+        memory: Memory | None = None,
+    ) -> NodeHalf:
+        """The node half, once training is done, or again after a restart if there is something in `memory`."""
         ...
 
     def coordinator(self, context: RoundContext) -> CoordinatorHalf:

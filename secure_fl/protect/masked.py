@@ -11,9 +11,10 @@ from typing import ClassVar
 
 from secure_fl.identity.member import Member
 from secure_fl.protect.base import Contribution, CoordinatorHalf, NodeHalf, RequestKind, RoundContext
-from secure_fl.protect.masked_cohort import threshold
 from secure_fl.protect.masked_coordinator import MaskedCoordinator, largest_upload
 from secure_fl.protect.masked_node import MaskedNode
+from secure_fl.protect.memory import Memory
+from secure_fl.protect.signed_cohort import threshold
 from secure_fl.randomness import Randomness
 
 
@@ -24,13 +25,21 @@ class Masked:
     serves: ClassVar[frozenset[RequestKind]] = frozenset({RequestKind.SUM})
     coordinator_sees_updates: ClassVar[bool] = False
     payload_version: ClassVar[int] = 1
+    bits: ClassVar[int] = 16
     carrier: ClassVar[str] = "upload"
 
     def phases(self, kind: RequestKind) -> tuple[str, ...]:  # noqa: ARG002
         """Five, always."""
         return ("advertise", "share", "upload", "consistency", "unmask")
 
-    def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+    def node(
+        self,
+        context: RoundContext,
+        me: Member,
+        contribution: Contribution,
+        randomness: Randomness,
+        memory: Memory | None = None,  # noqa: ARG002
+    ) -> NodeHalf:
         """The node half."""
         return MaskedNode(context, me, contribution, randomness)
 

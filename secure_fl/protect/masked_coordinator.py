@@ -15,21 +15,20 @@ from secure_fl.errors import ProtectionError
 from secure_fl.protect.base import Ask, BlockSum, Bulk, Message, Opened, OpenedSums, RoundContext
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.envelopes import SEALED_BYTES
-from secure_fl.protect.masked_cohort import Group, MaskedCohort, read_manifest
 from secure_fl.protect.masked_node import group_words, opened_groups, packing_of, pair_key, seed_commitment
 from secure_fl.protect.masked_statements import survivors_digest, verify_survivors, verify_upload
 from secure_fl.protect.masks import add_masks
 from secure_fl.protect.packing import WORD, Packing, Words
 from secure_fl.protect.shamir import Interpolation, read_share
+from secure_fl.protect.signed_cohort import Group, SignedCohort, read_manifest
 from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
+from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
 from secure_fl.rpc.protect_masked_pb2 import (
     MaskedAgreement,
     MaskedAgreements,
     MaskedCommit,
     MaskedEnvelope,
     MaskedEnvelopes,
-    MaskedManifest,
-    MaskedRoster,
     MaskedShares,
     MaskedSurvivor,
     MaskedSurvivors,
@@ -42,10 +41,12 @@ _PIECE = 1 << 17  # words read and added at a time
 class MaskedCoordinator:
     """The coordinator in one attempt."""
 
+    missing = 0  # whoever is gone takes its seeds along: waiting helps nobody
+
     def __init__(self, context: RoundContext) -> None:
         self._context = context
         self._phase = "advertise"
-        self._manifests: dict[str, MaskedManifest] = {}
+        self._manifests: dict[str, Manifest] = {}
         self._keys: set[bytes] = set()
         self._envelopes: dict[str, MaskedEnvelopes] = {}
         self._survivors: dict[str, MaskedSurvivor] = {}
@@ -86,8 +87,8 @@ class MaskedCoordinator:
     # --- advertise --------------------------------------------------------------------------------------------
 
     def _accept_manifest(self, node: str, message: Message, _bulk: Bulk) -> None:
-        manifest = parse(MaskedManifest, message.body)
-        peer = read_manifest(self._context, manifest)
+        manifest = parse(Manifest, message.body)
+        peer = read_manifest(self._context, manifest, protocol="masked")
         keys = {peer.mask_key, peer.envelope_key}
         if peer.name != node or node in self._manifests or len(keys) < 2 or keys & self._keys:
             raise ProtectionError(f"{node} speaks for another node, twice, or with another's key")
@@ -97,8 +98,8 @@ class MaskedCoordinator:
     def _ask_for_shares(self) -> Ask:
         require_cohort(self._manifests, self._context.min_cohort)
         manifests = [self._manifests[name] for name in sorted(self._manifests)]
-        self._cohort = MaskedCohort(self._context, manifests)
-        told = Message(body=MaskedRoster(manifests=manifests).SerializeToString())
+        self._cohort = SignedCohort(self._context, manifests, protocol="masked")
+        told = Message(body=Roster(manifests=manifests).SerializeToString())
         return self._ask("share", dict.fromkeys(self._cohort.names, told))
 
     # --- share ------------------------------------------------------------------------------------------------

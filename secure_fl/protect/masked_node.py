@@ -22,7 +22,6 @@ from secure_fl.identity.signing import transcript
 from secure_fl.protect.base import BlockSum, Contribution, Message, RoundContext
 from secure_fl.protect.envelopes import KEY_KIND, Envelopes
 from secure_fl.protect.guard import releasable
-from secure_fl.protect.masked_cohort import Group, MaskedCohort, make_manifest
 from secure_fl.protect.masked_statements import (
     sign_survivors,
     sign_upload,
@@ -33,14 +32,15 @@ from secure_fl.protect.masked_statements import (
 from secure_fl.protect.masks import add_masks, agree
 from secure_fl.protect.packing import WORD, Packing, Words
 from secure_fl.protect.shamir import read_share, split
+from secure_fl.protect.signed_cohort import Group, SignedCohort, make_manifest
 from secure_fl.randomness import Randomness
+from secure_fl.rpc.protect_cohort_pb2 import Roster
 from secure_fl.rpc.protect_masked_pb2 import (
     MaskedAgreement,
     MaskedAgreements,
     MaskedCommit,
     MaskedEnvelope,
     MaskedEnvelopes,
-    MaskedRoster,
     MaskedSeedShares,
     MaskedShare,
     MaskedShares,
@@ -103,18 +103,18 @@ class MaskedNode:
             self._context,
             self._me,
             blocks=self._mine.blocks,
-            mask_key=self._mask_key,
-            envelope_key=self._envelope_key,
+            protocol="masked",
+            keys={"mask_key": self._mask_key, "envelope_key": self._envelope_key},
         )
         return _say(self._manifest)
 
     # --- share ------------------------------------------------------------------------------------------------
 
     def _share(self, message: Message) -> Message:
-        manifests = parse(MaskedRoster, message.body).manifests
+        manifests = parse(Roster, message.body).manifests
         if self._manifest not in manifests:
             raise ProtectionError("this node's own manifest is missing or was changed")
-        self._cohort = MaskedCohort(self._context, manifests).vouched(self._me.vouch)
+        self._cohort = SignedCohort(self._context, manifests, protocol="masked").vouched(self._me.vouch)
         groups = self._cohort.groups_of(self._me.name)
         self._seeds = {group.index: self._randomness.bytes(32) for group in groups}
         key_shares = self._split(self._mask_key.private_bytes_raw())
@@ -257,7 +257,7 @@ class MaskedNode:
 # --- what both halves derive ----------------------------------------------------------------------------------
 
 
-def packing_of(context: RoundContext, cohort: MaskedCohort) -> Packing:
+def packing_of(context: RoundContext, cohort: SignedCohort) -> Packing:
     """Lanes wide enough for a sum over everybody who advertised."""
     return Packing(bits=context.bits, contributors=len(cohort.names))
 
@@ -267,7 +267,7 @@ def group_words(context: RoundContext, packing: Packing, group: Group) -> int:
     return sum(packing.words(context.layout[block].size) for block in group.blocks) + 1
 
 
-def pair_key(mine: X25519PrivateKey, cohort: MaskedCohort, me: str, peer: str, group: Group) -> bytes:
+def pair_key(mine: X25519PrivateKey, cohort: SignedCohort, me: str, peer: str, group: Group) -> bytes:
     """The key of the mask that two nodes have in common for one group.
 
     It names both. A node may show another's mask key as its own, in one of several encodings of the same point; the
@@ -277,13 +277,13 @@ def pair_key(mine: X25519PrivateKey, cohort: MaskedCohort, me: str, peer: str, g
     return agree(mine, cohort.peers[peer].mask_key, salt=cohort.rho, info=transcript("mask", *pair, group.label))
 
 
-def seed_commitment(cohort: MaskedCohort, node: str, group: Group, seed: bytes) -> bytes:
+def seed_commitment(cohort: SignedCohort, node: str, group: Group, seed: bytes) -> bytes:
     """What binds a node to a seed before it is opened; the seed has 256 bits, so the hash hides it."""
     return hashlib.sha256(b"".join((cohort.rho, node.encode(), b"\x00", group.label, seed))).digest()
 
 
 def opened_groups(
-    context: RoundContext, cohort: MaskedCohort, sharers: Sequence[str], survivors: Sequence[str]
+    context: RoundContext, cohort: SignedCohort, sharers: Sequence[str], survivors: Sequence[str]
 ) -> tuple[Group, ...]:
     """The groups that may be opened over these survivors: large enough, and exposing nobody by their differences."""
     groups = cohort.uploaded(sharers)

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript, verify
-from secure_fl.protect.masked_cohort import MaskedCohort, names_digest
+from secure_fl.protect.signed_cohort import SignedCohort, names_digest
 from secure_fl.rpc.protect_masked_pb2 import MaskedSurvivor
 
 _COMMIT, _AGREEMENT = "masked upload", "masked survivors"
 
 
-def sign_upload(me: Member, cohort: MaskedCohort, sharers: Sequence[str], digest: bytes) -> bytes:
+def sign_upload(me: Member, cohort: SignedCohort, sharers: Sequence[str], digest: bytes) -> bytes:
     """I am alive for all my blocks: this upload, masked towards these peers."""
     return me.key.sign(_COMMIT, cohort.rho, names_digest(sharers), digest)
 
 
-def verify_upload(cohort: MaskedCohort, sharers: Sequence[str], survivor: MaskedSurvivor) -> None:
+def verify_upload(cohort: SignedCohort, sharers: Sequence[str], survivor: MaskedSurvivor) -> None:
     """Raise `SignatureError` unless the node itself committed to this upload, masked towards the same peers."""
     fields = (cohort.rho, names_digest(sharers), survivor.upload)
     verify(cohort.public_key(survivor.node), survivor.signature, _COMMIT, *fields)
@@ -30,11 +30,11 @@ def survivors_digest(survivors: Sequence[MaskedSurvivor]) -> bytes:
     return hashlib.sha256(transcript("masked survivor list", *fields)).digest()
 
 
-def sign_survivors(me: Member, cohort: MaskedCohort, digest: bytes) -> bytes:
+def sign_survivors(me: Member, cohort: SignedCohort, digest: bytes) -> bytes:
     """I was told of these survivors, and will answer about no others."""
     return me.key.sign(_AGREEMENT, cohort.rho, digest)
 
 
-def verify_survivors(cohort: MaskedCohort, node: str, digest: bytes, signature: bytes) -> None:
+def verify_survivors(cohort: SignedCohort, node: str, digest: bytes, signature: bytes) -> None:
     """Raise `SignatureError` unless `node` was told of the same survivors."""
     verify(cohort.public_key(node), signature, _AGREEMENT, cohort.rho, digest)

@@ -29,6 +29,7 @@ from secure_fl.protect.base import (
 from secure_fl.protect.cohort import holders, require_cohort
 from secure_fl.protect.combining import require_row, row_total, servable
 from secure_fl.protect.guard import releasable
+from secure_fl.protect.memory import Memory
 from secure_fl.protect.sketch import LIMIT, SIZE, in_units, squared_distance
 from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.randomness import Randomness
@@ -49,6 +50,7 @@ class UnsafeNone:
     serves: ClassVar[frozenset[RequestKind]] = frozenset(RequestKind)
     coordinator_sees_updates: ClassVar[bool] = True
     payload_version: ClassVar[int] = 1
+    bits: ClassVar[int] = 16
     carrier: ClassVar[str] = UPLOAD
 
     def phases(self, kind: RequestKind) -> tuple[str, ...]:
@@ -61,6 +63,7 @@ class UnsafeNone:
         me: Member,  # noqa: ARG002
         contribution: Contribution,
         randomness: Randomness,  # noqa: ARG002
+        memory: Memory | None = None,  # noqa: ARG002
     ) -> NodeHalf:
         """The node half."""
         return _PlainNode(context, contribution)
@@ -150,6 +153,8 @@ class _PlainNode:
 
 class _Uploads:
     """Checks shared by both requests: who said what, and that the bulk has the length it must have."""
+
+    missing = 0
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context

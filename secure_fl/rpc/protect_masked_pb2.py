@@ -24,35 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"secure_fl/rpc/protect_masked.proto\x12\x0csecure_fl.v1\"~\n\x0eMaskedManifest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x0c\x12\x10\n\x08mask_key\x18\x04 \x01(\x0c\x12\x14\n\x0c\x65nvelope_key\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"?\n\x0cMaskedRoster\x12/\n\tmanifests\x18\x01 \x03(\x0b\x32\x1c.secure_fl.v1.MaskedManifest\"F\n\x0eMaskedEnvelope\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x11\n\tkey_share\x18\x02 \x01(\x0c\x12\x13\n\x0bseed_shares\x18\x03 \x03(\x0c\"W\n\x0fMaskedEnvelopes\x12/\n\tenvelopes\x18\x01 \x03(\x0b\x32\x1c.secure_fl.v1.MaskedEnvelope\x12\x13\n\x0b\x63ommitments\x18\x02 \x03(\x0c\"!\n\x0cMaskedCommit\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"A\n\x0eMaskedSurvivor\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06upload\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"B\n\x0fMaskedSurvivors\x12/\n\tsurvivors\x18\x01 \x03(\x0b\x32\x1c.secure_fl.v1.MaskedSurvivor\"2\n\x0fMaskedAgreement\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"E\n\x10MaskedAgreements\x12\x31\n\nagreements\x18\x01 \x03(\x0b\x32\x1d.secure_fl.v1.MaskedAgreement\"\"\n\x10MaskedSeedShares\x12\x0e\n\x06shares\x18\x01 \x03(\x0c\"c\n\x0bMaskedShare\x12\x0c\n\x04node\x18\x01 \x01(\t\x12/\n\x05seeds\x18\x02 \x01(\x0b\x32\x1e.secure_fl.v1.MaskedSeedSharesH\x00\x12\r\n\x03key\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04kind\"9\n\x0cMaskedShares\x12)\n\x06shares\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.MaskedShareb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"secure_fl/rpc/protect_masked.proto\x12\x0csecure_fl.v1\"F\n\x0eMaskedEnvelope\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x11\n\tkey_share\x18\x02 \x01(\x0c\x12\x13\n\x0bseed_shares\x18\x03 \x03(\x0c\"W\n\x0fMaskedEnvelopes\x12/\n\tenvelopes\x18\x01 \x03(\x0b\x32\x1c.secure_fl.v1.MaskedEnvelope\x12\x13\n\x0b\x63ommitments\x18\x02 \x03(\x0c\"!\n\x0cMaskedCommit\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"A\n\x0eMaskedSurvivor\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06upload\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"B\n\x0fMaskedSurvivors\x12/\n\tsurvivors\x18\x01 \x03(\x0b\x32\x1c.secure_fl.v1.MaskedSurvivor\"2\n\x0fMaskedAgreement\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"E\n\x10MaskedAgreements\x12\x31\n\nagreements\x18\x01 \x03(\x0b\x32\x1d.secure_fl.v1.MaskedAgreement\"\"\n\x10MaskedSeedShares\x12\x0e\n\x06shares\x18\x01 \x03(\x0c\"c\n\x0bMaskedShare\x12\x0c\n\x04node\x18\x01 \x01(\t\x12/\n\x05seeds\x18\x02 \x01(\x0b\x32\x1e.secure_fl.v1.MaskedSeedSharesH\x00\x12\r\n\x03key\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04kind\"9\n\x0cMaskedShares\x12)\n\x06shares\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.MaskedShareb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'secure_fl.rpc.protect_masked_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MASKEDMANIFEST']._serialized_start=52
-  _globals['_MASKEDMANIFEST']._serialized_end=178
-  _globals['_MASKEDROSTER']._serialized_start=180
-  _globals['_MASKEDROSTER']._serialized_end=243
-  _globals['_MASKEDENVELOPE']._serialized_start=245
-  _globals['_MASKEDENVELOPE']._serialized_end=315
-  _globals['_MASKEDENVELOPES']._serialized_start=317
-  _globals['_MASKEDENVELOPES']._serialized_end=404
-  _globals['_MASKEDCOMMIT']._serialized_start=406
-  _globals['_MASKEDCOMMIT']._serialized_end=439
-  _globals['_MASKEDSURVIVOR']._serialized_start=441
-  _globals['_MASKEDSURVIVOR']._serialized_end=506
-  _globals['_MASKEDSURVIVORS']._serialized_start=508
-  _globals['_MASKEDSURVIVORS']._serialized_end=574
-  _globals['_MASKEDAGREEMENT']._serialized_start=576
-  _globals['_MASKEDAGREEMENT']._serialized_end=626
-  _globals['_MASKEDAGREEMENTS']._serialized_start=628
-  _globals['_MASKEDAGREEMENTS']._serialized_end=697
-  _globals['_MASKEDSEEDSHARES']._serialized_start=699
-  _globals['_MASKEDSEEDSHARES']._serialized_end=733
-  _globals['_MASKEDSHARE']._serialized_start=735
-  _globals['_MASKEDSHARE']._serialized_end=834
-  _globals['_MASKEDSHARES']._serialized_start=836
-  _globals['_MASKEDSHARES']._serialized_end=893
+  _globals['_MASKEDENVELOPE']._serialized_start=52
+  _globals['_MASKEDENVELOPE']._serialized_end=122
+  _globals['_MASKEDENVELOPES']._serialized_start=124
+  _globals['_MASKEDENVELOPES']._serialized_end=211
+  _globals['_MASKEDCOMMIT']._serialized_start=213
+  _globals['_MASKEDCOMMIT']._serialized_end=246
+  _globals['_MASKEDSURVIVOR']._serialized_start=248
+  _globals['_MASKEDSURVIVOR']._serialized_end=313
+  _globals['_MASKEDSURVIVORS']._serialized_start=315
+  _globals['_MASKEDSURVIVORS']._serialized_end=381
+  _globals['_MASKEDAGREEMENT']._serialized_start=383
+  _globals['_MASKEDAGREEMENT']._serialized_end=433
+  _globals['_MASKEDAGREEMENTS']._serialized_start=435
+  _globals['_MASKEDAGREEMENTS']._serialized_end=504
+  _globals['_MASKEDSEEDSHARES']._serialized_start=506
+  _globals['_MASKEDSEEDSHARES']._serialized_end=540
+  _globals['_MASKEDSHARE']._serialized_start=542
+  _globals['_MASKEDSHARE']._serialized_end=641
+  _globals['_MASKEDSHARES']._serialized_start=643
+  _globals['_MASKEDSHARES']._serialized_end=700
 # @@protoc_insertion_point(module_scope)

@@ -6,28 +6,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class MaskedManifest(_message.Message):
-    __slots__ = ("node", "certificate", "blocks", "mask_key", "envelope_key", "signature")
-    NODE_FIELD_NUMBER: _ClassVar[int]
-    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    MASK_KEY_FIELD_NUMBER: _ClassVar[int]
-    ENVELOPE_KEY_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    node: str
-    certificate: bytes
-    blocks: bytes
-    mask_key: bytes
-    envelope_key: bytes
-    signature: bytes
-    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., envelope_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
-
-class MaskedRoster(_message.Message):
-    __slots__ = ("manifests",)
-    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
-    manifests: _containers.RepeatedCompositeFieldContainer[MaskedManifest]
-    def __init__(self, manifests: _Optional[_Iterable[_Union[MaskedManifest, _Mapping]]] = ...) -> None: ...
-
 class MaskedEnvelope(_message.Message):
     __slots__ = ("peer", "key_share", "seed_shares")
     PEER_FIELD_NUMBER: _ClassVar[int]

@@ -39,6 +39,7 @@ from secure_fl.protect.base import (
     Totals,
 )
 from secure_fl.protect.cohort import holders, require_cohort
+from secure_fl.protect.memory import Memory
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import KeyStream, Randomness
 
@@ -54,13 +55,21 @@ class OneTimePad:
     serves: ClassVar[frozenset[RequestKind]] = frozenset({RequestKind.SUM})
     coordinator_sees_updates: ClassVar[bool] = True
     payload_version: ClassVar[int] = 1
+    bits: ClassVar[int] = 16
     carrier: ClassVar[str] = ADVERTISE  # it says its weight there
 
     def phases(self, kind: RequestKind) -> tuple[str, ...]:
         """Always the same three."""
         return PHASES
 
-    def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+    def node(
+        self,
+        context: RoundContext,
+        me: Member,
+        contribution: Contribution,
+        randomness: Randomness,
+        memory: Memory | None = None,
+    ) -> NodeHalf:
         """The node half; it draws its keys here, in the order of the layout."""
         return _PadNode(context, me.name, contribution, randomness)
 
@@ -133,6 +142,8 @@ class _PadNode:
 
 class _PadCoordinator:
     """Keeps uploads where they rest until their keys arrive, then adds one at a time."""
+
+    missing = 0
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context

@@ -27,18 +27,17 @@ from secure_fl.identity.member import Member
 from secure_fl.limits import PAYLOAD_BYTES
 from secure_fl.protect.base import Message, NodeHalf, RoundContext
 from secure_fl.protect.masked import Masked
-from secure_fl.protect.masked_cohort import make_manifest
 from secure_fl.protect.masks import add_masks
 from secure_fl.protect.packing import WORD, Packing
 from secure_fl.protect.shamir import Interpolation, read_share
+from secure_fl.protect.signed_cohort import make_manifest
 from secure_fl.protect.weights import weight_floor
 from secure_fl.randomness import SystemRandomness, UnsafeSeededRandomness
+from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
 from secure_fl.rpc.protect_masked_pb2 import (
     MaskedAgreements,
     MaskedCommit,
     MaskedEnvelopes,
-    MaskedManifest,
-    MaskedRoster,
     MaskedShares,
     MaskedSurvivors,
 )
@@ -122,17 +121,20 @@ def manifest(
     *,
     mask: X25519PrivateKey | None = None,
     envelope: X25519PrivateKey | None = None,
-) -> MaskedManifest:
+) -> Manifest:
     return make_manifest(
         about,
         who,
+        protocol="masked",
         blocks=("body", "head"),
-        mask_key=mask or X25519PrivateKey.generate(),
-        envelope_key=envelope or X25519PrivateKey.generate(),
+        keys={
+            "mask_key": mask or X25519PrivateKey.generate(),
+            "envelope_key": envelope or X25519PrivateKey.generate(),
+        },
     )
 
 
-def swap(roster: MaskedRoster, name: str, forged: MaskedManifest) -> None:
+def swap(roster: Roster, name: str, forged: Manifest) -> None:
     """Replace a node's manifest."""
     next(entry for entry in roster.manifests if entry.node == name).CopyFrom(forged)
 
@@ -145,16 +147,16 @@ def other(about: RoundContext, **changes: Any) -> RoundContext:
 KEY = X25519PrivateKey.generate()
 
 
-def _stranger(table: Table) -> MaskedManifest:
+def _stranger(table: Table) -> Manifest:
     about = other(table.about, invited=(*NAMES, "n9"), roster={**table.about.roster, "n9": "0" * 64})
     return manifest(about, member("n9"))
 
 
-def _keep(roster: MaskedRoster, count: int) -> None:
+def _keep(roster: Roster, count: int) -> None:
     del roster.manifests[count:]
 
 
-def _twin(table: Table, roster: MaskedRoster) -> None:
+def _twin(table: Table, roster: Roster) -> None:
     """A valid certificate and a valid signature under it, but not the certificate the site approved."""
     twin = enrol("n2-twin")
     forged = manifest(table.about, twin)
@@ -162,7 +164,7 @@ def _twin(table: Table, roster: MaskedRoster) -> None:
     swap(roster, "n2", forged)
 
 
-ROSTERS: dict[str, tuple[Callable[[Table, MaskedRoster], None], type[SecureFLError]]] = {
+ROSTERS: dict[str, tuple[Callable[[Table, Roster], None], type[SecureFLError]]] = {
     "a key nobody signed": (
         lambda _t, r: setattr(r.manifests[2], "mask_key", KEY.public_key().public_bytes_raw()),
         SignatureError,
@@ -213,24 +215,24 @@ ROSTERS: dict[str, tuple[Callable[[Table, MaskedRoster], None], type[SecureFLErr
 def test_a_roster_that_is_not_the_signed_one_gets_no_shares(attack: str) -> None:
     change, error = ROSTERS[attack]
     table = Table().until("share")
-    table.refuses("n0", edited(MaskedRoster, table.machine.asked["n0"], lambda r: change(table, r)), error)
+    table.refuses("n0", edited(Roster, table.machine.asked["n0"], lambda r: change(table, r)), error)
 
 
 def test_two_nodes_with_the_same_key_get_no_shares() -> None:
     for which in ("mask", "envelope"):
         table = Table().until("share")
 
-        def share_keys(roster: MaskedRoster, table: Table = table, which: str = which) -> None:
+        def share_keys(roster: Roster, table: Table = table, which: str = which) -> None:
             swap(roster, "n2", manifest(table.about, member("n2"), **{which: KEY}))
             swap(roster, "n3", manifest(table.about, member("n3"), **{which: KEY}))
 
-        table.refuses("n0", edited(MaskedRoster, table.machine.asked["n0"], share_keys))
+        table.refuses("n0", edited(Roster, table.machine.asked["n0"], share_keys))
 
 
 def test_a_node_may_not_use_one_key_for_masks_and_envelopes() -> None:
     table = Table().until("share")
     forged = edited(
-        MaskedRoster,
+        Roster,
         table.machine.asked["n0"],
         lambda r: swap(r, "n2", manifest(table.about, member("n2"), mask=KEY, envelope=KEY)),
     )
@@ -374,7 +376,7 @@ def test_an_envelope_of_an_earlier_attempt_does_not_open() -> None:
 
 def test_a_share_outside_the_field_is_noticed_on_arrival() -> None:
     from secure_fl.protect.envelopes import KEY_KIND, Envelopes
-    from secure_fl.protect.masked_cohort import MaskedCohort
+    from secure_fl.protect.signed_cohort import SignedCohort
 
     # n1 is malicious: it seals something that is no share, properly.
     about = context(*NAMES)
@@ -385,9 +387,9 @@ def test_a_share_outside_the_field_is_noticed_on_arrival() -> None:
         answer = _said(forged) if name == "n1" else table.nodes[name].answer("advertise", Message())
         table.machine.accept(name, "advertise", answer, InMemory(b""))
     table.machine.close()
-    roster = MaskedRoster()
+    roster = Roster()
     roster.ParseFromString(table.machine.asked["n0"].body)
-    cohort = MaskedCohort(about, roster.manifests)
+    cohort = SignedCohort(about, roster.manifests, protocol="masked")
     said = MaskedEnvelopes(commitments=[bytes(32)])
     for name in NAMES:
         if name != "n1":
@@ -756,7 +758,7 @@ def test_masks_towards_a_borrowed_key_do_not_cancel_those_towards_its_owner(enco
     table = Table(context(*names))
     evil: Any = table.nodes["n2"]
     said = {name: table.nodes[name].answer("advertise", Message()) for name in names}
-    victim = MaskedManifest()
+    victim = Manifest()
     victim.ParseFromString(said["n0"].body)
     borrowed: Any = _Point(_same_point(victim.mask_key)[encoding])
     evil._manifest = manifest(table.about, member("n2"), mask=borrowed, envelope=evil._envelope_key)

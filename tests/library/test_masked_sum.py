@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from secure_fl.errors import CohortTooSmallError
 from secure_fl.protect.base import RoundContext
 from secure_fl.protect.masked import Masked
-from secure_fl.protect.masked_cohort import threshold
+from secure_fl.protect.signed_cohort import threshold
 from tests.library.cohorts import (
     Contributions,
     cases,

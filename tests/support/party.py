@@ -15,6 +15,7 @@ from secure_fl import protect
 from secure_fl.identity.member import Member
 from secure_fl.protect.base import BlockSum, Contribution, Message, NodeHalf, RoundContext
 from secure_fl.protect.masked import Masked
+from secure_fl.protect.memory import Memory
 from secure_fl.randomness import Randomness
 from tests.library.double import OneTimePad
 from tests.support.training import FakeTraining
@@ -23,17 +24,31 @@ from tests.support.training import FakeTraining
 class PausingPad(OneTimePad):
     """The double, able to stop where a test wants to kill it."""
 
-    def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+    def node(
+        self,
+        context: RoundContext,
+        me: Member,
+        contribution: Contribution,
+        randomness: Randomness,
+        memory: Memory | None = None,
+    ) -> NodeHalf:
         """The node half, wrapped."""
-        return _Pausing(super().node(context, me, contribution, randomness))
+        return _Pausing(super().node(context, me, contribution, randomness, memory))
 
 
 class PausingMasked(Masked):
     """`masked`, able to stop in the same way."""
 
-    def node(self, context: RoundContext, me: Member, contribution: Contribution, randomness: Randomness) -> NodeHalf:
+    def node(
+        self,
+        context: RoundContext,
+        me: Member,
+        contribution: Contribution,
+        randomness: Randomness,
+        memory: Memory | None = None,
+    ) -> NodeHalf:
         """The node half, wrapped."""
-        return _Pausing(super().node(context, me, contribution, randomness))
+        return _Pausing(super().node(context, me, contribution, randomness, memory))
 
 
 class _Pausing:

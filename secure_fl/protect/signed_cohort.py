@@ -1,4 +1,4 @@
-"""Who takes part in a masked round, as everybody can verify: signed manifests, and what follows from them.
+"""Who takes part in a protected round, as everybody can verify: signed manifests, and what follows from them.
 
 Everything here is a function of the round's context and the sorted manifests, so each node and the coordinator reach
 the same threshold, the same groups and the same transcript hash ρ, or notice that they were told different things.
@@ -21,9 +21,10 @@ from secure_fl.limits import NODES
 from secure_fl.protect.base import RoundContext
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.masks import usable
-from secure_fl.rpc.protect_masked_pb2 import MaskedManifest
+from secure_fl.rpc.protect_cohort_pb2 import Manifest
 
-_MANIFEST = "masked manifest"
+# The keys that a manifest has, by protocol. A key serves one purpose, and a manifest one protocol.
+_KEYS: dict[str, tuple[str, str]] = {"masked": ("mask_key", "envelope_key"), "sealed": ("reply_key", "envelope_key")}
 _MAX_GROUPS = 64  # different cohorts in one round; each costs every node a share per peer
 
 
@@ -60,35 +61,35 @@ class Peer:
     blocks: frozenset[str]
     mask_key: bytes
     envelope_key: bytes
+    reply_key: bytes
 
 
 def make_manifest(
     context: RoundContext,
     me: Member,
     *,
+    protocol: str,
     blocks: Iterable[str],
-    mask_key: X25519PrivateKey,
-    envelope_key: X25519PrivateKey,
-) -> MaskedManifest:
+    keys: Mapping[str, X25519PrivateKey],
+) -> Manifest:
     """A node's signed statement about itself in this attempt."""
     held = set(blocks)
     bits = sum(1 << position for position, name in enumerate(context.layout.names) if name in held)
-    manifest = MaskedManifest(
+    manifest = Manifest(
         node=me.name,
         certificate=me.certificate.der,
         blocks=bits.to_bytes(_bitmap_bytes(context), "little"),
-        mask_key=mask_key.public_key().public_bytes_raw(),
-        envelope_key=envelope_key.public_key().public_bytes_raw(),
+        **{name: key.public_key().public_bytes_raw() for name, key in keys.items()},
     )
-    manifest.signature = me.key.sign(_MANIFEST, *_signed(context, manifest))
+    manifest.signature = me.key.sign(f"{protocol} manifest", *_signed(context, manifest))
     return manifest
 
 
-def read_manifest(context: RoundContext, manifest: MaskedManifest) -> Peer:
+def read_manifest(context: RoundContext, manifest: Manifest, *, protocol: str) -> Peer:
     """Check a manifest against the round and the study's roster, or raise."""
     name = manifest.node
     # Everybody is sent everybody's manifest: what nobody reads and nobody signed has no place in one.
-    bare = MaskedManifest()
+    bare = Manifest()
     bare.CopyFrom(manifest)
     bare.DiscardUnknownFields()
     if bare != manifest:
@@ -99,26 +100,27 @@ def read_manifest(context: RoundContext, manifest: MaskedManifest) -> Peer:
     # The roster is part of the hash that this site approved: the coordinator cannot put anybody else here.
     if certificate.fingerprint != context.roster[name] or certificate.name != name:
         raise CertificateError(f"{name} shows a certificate that is not the roster's")
-    verify(certificate.signing_public, manifest.signature, _MANIFEST, *_signed(context, manifest))
+    verify(certificate.signing_public, manifest.signature, f"{protocol} manifest", *_signed(context, manifest))
     bits = int.from_bytes(manifest.blocks, "little")
     if len(manifest.blocks) != _bitmap_bytes(context) or bits >> len(context.layout.names):
         raise ProtectionError(f"{name} declares blocks that the round does not have")
     # Also of small order: with such a key nobody could share or mask, and the round would end for all.
-    if not usable(manifest.mask_key) or not usable(manifest.envelope_key):
+    keys = {name: getattr(manifest, name) for name in ("mask_key", "envelope_key", "reply_key")}
+    if not all(usable(key) if name in _KEYS[protocol] else not key for name, key in keys.items()):
         raise ProtectionError(f"{name} has no proper keys")
     blocks = frozenset(block for position, block in enumerate(context.layout.names) if bits >> position & 1)
-    return Peer(name, certificate, blocks, manifest.mask_key, manifest.envelope_key)
+    return Peer(name=name, certificate=certificate, blocks=blocks, **keys)
 
 
-class MaskedCohort:
+class SignedCohort:
     """The nodes that advertised, in order, and everything that follows from it."""
 
-    def __init__(self, context: RoundContext, manifests: Sequence[MaskedManifest]) -> None:
-        peers = [read_manifest(context, manifest) for manifest in manifests]
+    def __init__(self, context: RoundContext, manifests: Sequence[Manifest], *, protocol: str) -> None:
+        peers = [read_manifest(context, manifest, protocol=protocol) for manifest in manifests]
         self.names = tuple(peer.name for peer in peers)
         if list(self.names) != sorted(set(self.names)) or len(self.names) > NODES:
             raise ProtectionError("manifests are repeated or out of order")
-        keys = [key for peer in peers for key in (peer.mask_key, peer.envelope_key)]
+        keys = [getattr(peer, name) for peer in peers for name in _KEYS[protocol]]
         if len(set(keys)) != len(keys):
             raise ProtectionError("two manifests share a key")
         require_cohort(self.names, context.min_cohort)
@@ -128,10 +130,10 @@ class MaskedCohort:
         if self.threshold > len(peers):
             raise CohortTooSmallError(have=len(peers), need=context.colluders + 2)
         signed = [manifest.SerializeToString(deterministic=True) for manifest in manifests]
-        self.rho = hashlib.sha256(transcript("masked round", context.binding, *signed)).digest()
+        self.rho = hashlib.sha256(transcript(f"{protocol} round", context.binding, *signed)).digest()
         self._context = context
 
-    def vouched(self, vouch: Callable[[Certificate], None]) -> MaskedCohort:
+    def vouched(self, vouch: Callable[[Certificate], None]) -> SignedCohort:
         """The same cohort, once the consortium stands behind each of its certificates now."""
         for peer in self.peers.values():
             vouch(peer.certificate)
@@ -177,7 +179,7 @@ class MaskedCohort:
 
 def names_digest(names: Sequence[str]) -> bytes:
     """A list of names as one field of a transcript."""
-    return hashlib.sha256(transcript("masked names", *(name.encode() for name in names))).digest()
+    return hashlib.sha256(transcript("names", *(name.encode() for name in names))).digest()
 
 
 @lru_cache(maxsize=NODES)
@@ -190,7 +192,7 @@ def _bitmap_bytes(context: RoundContext) -> int:
     return -(-len(context.layout.names) // 8)
 
 
-def _signed(context: RoundContext, manifest: MaskedManifest) -> tuple[bytes, ...]:
+def _signed(context: RoundContext, manifest: Manifest) -> tuple[bytes, ...]:
     return (
         context.binding,
         manifest.node.encode(),
@@ -198,4 +200,5 @@ def _signed(context: RoundContext, manifest: MaskedManifest) -> tuple[bytes, ...
         manifest.blocks,
         manifest.mask_key,
         manifest.envelope_key,
+        manifest.reply_key,
     )

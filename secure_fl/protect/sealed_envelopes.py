@@ -1,0 +1,45 @@
+"""Two ways through a coordinator that must not read, swap or replay: shares to holders, and answers to recipients.
+
+To a holder, under the two nodes' envelope keys; to a recipient, under the holder's envelope key and the recipient's
+reply key. Each key is derived for one epoch, direction and purpose, and seals one message, or the same one again.
+"""
+
+from __future__ import annotations
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from secure_fl.errors import ProtectionError
+from secure_fl.identity.signing import transcript
+from secure_fl.protect.masks import agree
+
+TAG_BYTES = 16
+
+_NONCE = bytes(12)  # a key is used once
+
+
+def seal(
+    plain: bytes, *, mine: X25519PrivateKey, theirs: bytes, rho: bytes, sender: str, recipient: str, purpose: bytes
+) -> bytes:
+    """Seal `plain`; the purpose says what it is, down to the group it belongs to or the matrix it answers."""
+    cipher, context = _cipher(mine, theirs, rho, sender, recipient, purpose)
+    return cipher.encrypt(_NONCE, plain, context)
+
+
+def unseal(
+    sealed: bytes, *, mine: X25519PrivateKey, theirs: bytes, rho: bytes, sender: str, recipient: str, purpose: bytes
+) -> bytes:
+    """What `sender` sealed for `recipient` and this purpose in this very epoch, or `ProtectionError`."""
+    cipher, context = _cipher(mine, theirs, rho, sender, recipient, purpose)
+    try:
+        return cipher.decrypt(_NONCE, sealed, context)
+    except (InvalidTag, ValueError):
+        raise ProtectionError(f"what {sender} sealed does not open") from None
+
+
+def _cipher(
+    mine: X25519PrivateKey, theirs: bytes, rho: bytes, sender: str, recipient: str, purpose: bytes
+) -> tuple[AESGCM, bytes]:
+    context = transcript("sealed envelope", rho, sender.encode(), recipient.encode(), purpose)
+    return AESGCM(agree(mine, theirs, salt=rho, info=context)), context

@@ -1,0 +1,81 @@
+"""What nodes sign in a sealed round after their manifest: what they uploaded, and what they want of it opened."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from secure_fl.errors import ProtectionError
+from secure_fl.identity.member import Member
+from secure_fl.identity.signing import transcript, verify
+from secure_fl.protect.base import RoundContext
+from secure_fl.protect.cohort import require_cohort
+from secure_fl.protect.combining import require_row, row_total
+from secure_fl.protect.signed_cohort import SignedCohort
+from secure_fl.rpc.protect_sealed_pb2 import SealedCommit, SealedRow
+
+_UPLOAD, _ROW = "sealed upload", "sealed row"
+
+
+def sign_commit(me: Member, cohort: SignedCohort, upload: bytes, roots: Sequence[bytes]) -> SealedCommit:
+    """This is my one upload of the round."""
+    signature = me.key.sign(_UPLOAD, cohort.rho, me.name.encode(), upload, *roots)
+    return SealedCommit(node=me.name, upload=upload, roots=roots, signature=signature)
+
+
+def verify_commit(cohort: SignedCohort, commit: SealedCommit) -> None:
+    """Raise unless a member of the cohort signed it."""
+    if commit.node not in cohort.peers:
+        raise ProtectionError("an upload comes from outside the round")
+    fields = (cohort.rho, commit.node.encode(), commit.upload, *commit.roots)
+    verify(cohort.public_key(commit.node), commit.signature, _UPLOAD, *fields)
+
+
+class Uploads:
+    """Who uploaded what, as everybody is told and can verify."""
+
+    def __init__(self, cohort: SignedCohort, commits: Sequence[SealedCommit]) -> None:
+        self.names = tuple(commit.node for commit in commits)
+        if list(self.names) != sorted(set(self.names)):
+            raise ProtectionError("uploads are repeated or out of order")
+        for commit in commits:
+            verify_commit(cohort, commit)
+        require_cohort(self.names, cohort.minimum, what="uploads")
+        self.commits: Mapping[str, SealedCommit] = {commit.node: commit for commit in commits}
+        signed = (field for commit in commits for field in (commit.node.encode(), commit.upload, *commit.roots))
+        self.digest = hashlib.sha256(transcript("sealed uploads", cohort.rho, *signed)).digest()
+
+
+def sign_row(me: Member, cohort: SignedCohort, uploads: Uploads, row: Mapping[str, int]) -> SealedRow:
+    """This is what I want opened at me, of just these uploads."""
+    signature = me.key.sign(_ROW, cohort.rho, uploads.digest, me.name.encode(), _row_bytes(row))
+    return SealedRow(node=me.name, row=row, signature=signature)
+
+
+class Rows:
+    """The complete matrix of what is opened, every row signed by its recipient."""
+
+    def __init__(
+        self, context: RoundContext, cohort: SignedCohort, uploads: Uploads, rows: Sequence[SealedRow]
+    ) -> None:
+        recipients = [row.node for row in rows]
+        if not recipients or recipients != sorted(set(recipients)) or not set(recipients) <= set(uploads.names):
+            raise ProtectionError("rows are missing, repeated, out of order, or of somebody who did not upload")
+        total = row_total(len(context.invited))
+        for row in rows:
+            verify_row(cohort, uploads, row)
+            require_row(row.row, uploaded=uploads.names, total=total)
+            require_cohort(row.row, cohort.minimum, what="combination")
+        self.of: Mapping[str, Mapping[str, int]] = {row.node: dict(row.row) for row in rows}
+        fields = (field for name, row in self.of.items() for field in (name.encode(), _row_bytes(row)))
+        self.digest = hashlib.sha256(transcript("sealed matrix", uploads.digest, *fields)).digest()
+
+
+def verify_row(cohort: SignedCohort, uploads: Uploads, row: SealedRow) -> None:
+    """Raise `SignatureError` unless its recipient asked for this row, of these uploads."""
+    fields = (cohort.rho, uploads.digest, row.node.encode(), _row_bytes(row.row))
+    verify(cohort.public_key(row.node), row.signature, _ROW, *fields)
+
+
+def _row_bytes(row: Mapping[str, int]) -> bytes:
+    return transcript("row", *(f"{name}={weight}".encode() for name, weight in sorted(row.items())))

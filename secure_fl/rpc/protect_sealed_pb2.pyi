@@ -1,0 +1,124 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SealedEnvelope(_message.Message):
+    __slots__ = ("peer", "key_shares", "sketch_share")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    KEY_SHARES_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_SHARE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    key_shares: _containers.RepeatedScalarFieldContainer[bytes]
+    sketch_share: bytes
+    def __init__(self, peer: _Optional[str] = ..., key_shares: _Optional[_Iterable[bytes]] = ..., sketch_share: _Optional[bytes] = ...) -> None: ...
+
+class SealedCommit(_message.Message):
+    __slots__ = ("node", "upload", "roots", "signature")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    upload: bytes
+    roots: _containers.RepeatedScalarFieldContainer[bytes]
+    signature: bytes
+    def __init__(self, node: _Optional[str] = ..., upload: _Optional[bytes] = ..., roots: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class SealedUpload(_message.Message):
+    __slots__ = ("commit", "envelopes")
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
+    commit: SealedCommit
+    envelopes: _containers.RepeatedCompositeFieldContainer[SealedEnvelope]
+    def __init__(self, commit: _Optional[_Union[SealedCommit, _Mapping]] = ..., envelopes: _Optional[_Iterable[_Union[SealedEnvelope, _Mapping]]] = ...) -> None: ...
+
+class SealedEnvelopes(_message.Message):
+    __slots__ = ("commits", "envelopes")
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
+    commits: _containers.RepeatedCompositeFieldContainer[SealedCommit]
+    envelopes: _containers.RepeatedCompositeFieldContainer[SealedEnvelope]
+    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., envelopes: _Optional[_Iterable[_Union[SealedEnvelope, _Mapping]]] = ...) -> None: ...
+
+class SealedReply(_message.Message):
+    __slots__ = ("peer", "sealed")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    sealed: bytes
+    def __init__(self, peer: _Optional[str] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+
+class SealedReplies(_message.Message):
+    __slots__ = ("replies",)
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[SealedReply]
+    def __init__(self, replies: _Optional[_Iterable[_Union[SealedReply, _Mapping]]] = ...) -> None: ...
+
+class SealedScores(_message.Message):
+    __slots__ = ("commits", "replies")
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    commits: _containers.RepeatedCompositeFieldContainer[SealedCommit]
+    replies: _containers.RepeatedCompositeFieldContainer[SealedReply]
+    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[SealedReply, _Mapping]]] = ...) -> None: ...
+
+class SealedRow(_message.Message):
+    __slots__ = ("node", "row", "signature")
+    class RowEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    row: _containers.ScalarMap[str, int]
+    signature: bytes
+    def __init__(self, node: _Optional[str] = ..., row: _Optional[_Mapping[str, int]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class SealedOpening(_message.Message):
+    __slots__ = ("commits", "envelopes", "rows")
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    commits: _containers.RepeatedCompositeFieldContainer[SealedCommit]
+    envelopes: _containers.RepeatedCompositeFieldContainer[SealedEnvelope]
+    rows: _containers.RepeatedCompositeFieldContainer[SealedRow]
+    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., envelopes: _Optional[_Iterable[_Union[SealedEnvelope, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ...) -> None: ...
+
+class SealedSums(_message.Message):
+    __slots__ = ("shares",)
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    shares: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, shares: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class SealedDelivery(_message.Message):
+    __slots__ = ("commits", "rows", "replies")
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    commits: _containers.RepeatedCompositeFieldContainer[SealedCommit]
+    rows: _containers.RepeatedCompositeFieldContainer[SealedRow]
+    replies: _containers.RepeatedCompositeFieldContainer[SealedReply]
+    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[SealedReply, _Mapping]]] = ...) -> None: ...
+
+class SealedMemory(_message.Message):
+    __slots__ = ("envelope_key", "reply_key", "roster", "upload", "decision")
+    ENVELOPE_KEY_FIELD_NUMBER: _ClassVar[int]
+    REPLY_KEY_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    envelope_key: bytes
+    reply_key: bytes
+    roster: bytes
+    upload: bytes
+    decision: bytes
+    def __init__(self, envelope_key: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., roster: _Optional[bytes] = ..., upload: _Optional[bytes] = ..., decision: _Optional[bytes] = ...) -> None: ...
