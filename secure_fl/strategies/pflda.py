@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PFLDASettings(LocalTraining):
-    """`epochs` is E, for either level; `decoder` names the shared blocks, by default the task's head."""
+    """`epochs` is E, for either level; `decoder` names the shared blocks, by default the model's output side."""
 
     lam: float = Field(0.1, ge=0)
     decoder: tuple[str, ...] = ()
@@ -36,7 +36,9 @@ class PFLDA(Strategy):
 
     def request(self, layout: Layout, head: tuple[str, ...]) -> Request:
         """The decoder, as a sum; `LayoutMismatchError` where the model has no such block."""
-        return Sum(blocks=layout.select(self.settings.decoder or head).names)
+        # A task's head is its output side, or the encoder that its sites do not share: then the decoder is the rest.
+        output = head if layout.names[-1] in head else tuple(name for name in layout.names if name not in head)
+        return Sum(blocks=layout.select(self.settings.decoder or output).names)
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""

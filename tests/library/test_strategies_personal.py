@@ -341,6 +341,8 @@ def test_pfldas_personal_decoder_has_no_part_in_what_leaves() -> None:
 def test_pflda_shares_the_head_or_the_blocks_it_is_told() -> None:
     assert create("pflda").request(LAYOUT, ("head",)) == Sum(blocks=("head",))
     assert create("pflda", decoder=["body"]).request(LAYOUT, ("head",)) == Sum(blocks=("body",))
+    # Where the personal blocks of a task are at the input, the decoder is what follows them.
+    assert create("pflda").request(LAYOUT, ("body",)) == Sum(blocks=("head",))
     assert not create("pflda").has_global_model
     with pytest.raises(LayoutMismatchError, match="no block 'tail'"):
         create("pflda", decoder=["tail"]).request(LAYOUT, ("head",))

@@ -20,7 +20,7 @@ from secure_fl import protect
 from secure_fl.protect.base import RequestKind
 from secure_fl.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.report import Step, render
-from secure_fl.report.charts import nice_step, spread
+from secure_fl.report.drawing import nice_step, spread
 from secure_fl.report.text import duration, escape, fit, ranges, size
 from secure_fl.settings import set_dotted
 from secure_fl.simulation.run import next_steps
