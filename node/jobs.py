@@ -31,6 +31,7 @@ class Job:
     update_to: str
     personal_to: str
     model_to: str
+    traces_to: str = ""
 
     def to_json(self) -> str:
         """One line."""

@@ -189,6 +189,7 @@ class Round:
             update_to=str(self._update_path()),
             personal_to=str(self._store.path("personal", number)),
             model_to=str(self._store.model),
+            traces_to=str(self._store.traces),
         )
         begun = time.monotonic()
         result = await self._site.executor.run(job)

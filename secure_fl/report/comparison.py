@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -87,7 +88,7 @@ def _contenders(result: Mapping[str, Any]) -> tuple[str, list[Contender]]:
                 name=row["strategy"] + (f", {row['protection']}" if len(kinds) > 1 else ""),
                 colour=names.index(row["strategy"]),
                 dash=kinds.index(row["protection"]),
-                curve=tuple((at, mean, around or 0.0) for at, mean, around in curve if mean is not None),
+                curve=tuple((at, mean, *_band(key, mean, std or 0.0)) for at, mean, std in curve if mean is not None),
                 sites=tuple((name, value) for name, value in sites if value is not None),
                 value=row[key],
                 spread=row[f"{key}_std"],
@@ -95,6 +96,11 @@ def _contenders(result: Mapping[str, Any]) -> tuple[str, list[Contender]]:
             )
         )
     return key, contenders
+
+
+def _band(key: str, mean: float, deviation: float) -> tuple[float, float]:
+    """One standard deviation down and up, as far as the measure goes."""
+    return max(mean - deviation, 0.0), min(mean + deviation, _MEASURE[key].ceiling or math.inf)
 
 
 def _result_table(result: Mapping[str, Any], key: str) -> str:

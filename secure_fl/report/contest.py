@@ -34,32 +34,33 @@ _BOLD = 8.2  # pixels of a letter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What is compared: its name and how it is written. Errors have no ceiling, and less of them is better."""
+    """What is compared: its name, how it is written, the most it can be, and whether it may be drawn by logarithms."""
 
     name: str
     text: Text
-    ceiling: float | None
+    ceiling: float | None = None
+    log: bool = False
 
     def axis(self, values: Sequence[float], start: float, end: float) -> Axis:
-        """An axis around these values, logarithmic for errors that are far apart."""
+        """An axis around these values, logarithmic where it may be and they are far apart."""
         positive = [value for value in values if value > 0]
-        if self.ceiling is None and positive and max(positive) > _FAR_APART * min(positive):
+        if self.log and positive and max(positive) > _FAR_APART * min(positive):
             return log_axis(positive, start, end, text=decimal)
         return linear_axis(values, start, end, text=self.text, ceiling=self.ceiling)
 
 
 ACCURACY = Measure(name="accuracy", text=percent, ceiling=1.0)
-ERROR = Measure(name="MSE", text=error_text, ceiling=None)
+ERROR = Measure(name="MSE", text=error_text, log=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One line of the comparison. `curve` has round, mean and standard deviation over seeds."""
+    """One line of the comparison. `curve` has round, mean, and how far down and up its band goes."""
 
     name: str
     colour: int
     dash: int = 0
-    curve: tuple[tuple[int, float, float], ...] = ()
+    curve: tuple[tuple[int, float, float, float], ...] = ()
     sites: tuple[tuple[str, float], ...] = ()  # at the end, every site under every seed
     value: float = 0.0  # at the end, with its standard deviation over seeds
     spread: float = 0.0
@@ -71,29 +72,26 @@ class Contender:
         dash = (self.dash + self.colour // _COLOURS) % _DASHES
         return f"s{self.colour % _COLOURS}" + (f" d{dash}" if dash else "")
 
-    @property
-    def band(self) -> list[float]:
-        """The lowest and the highest value of the curve with its deviation."""
-        return [mean + sign * deviation for _, mean, deviation in self.curve for sign in (-1, 1)]
-
 
 def round_chart(frame: Frame, contenders: Sequence[Contender], measure: Measure) -> str:
-    """Mean over sites and seeds after each round; the band is one standard deviation over seeds."""
+    """Each one's mean after each round, and its band. Some curve must not be empty."""
     shown = [one for one in contenders if one.curve]
     frame = replace(frame, height=room_for(frame, len(shown)))
-    rounds = [at for one in shown for at, _, _ in one.curve]
-    means = [mean for one in shown for _, mean, _ in one.curve]
+    rounds = [at for one in shown for at, *_ in one.curve]
+    means = [mean for one in shown for _, mean, *_ in one.curve]
     right = frame.width - name_room(frame, [one.name for one in shown], letter=_BOLD)
     across = Scale(low=min(rounds), high=max(rounds), start=frame.left + 6, end=right)
-    # A band may reach below zero or beyond what can be reached; the axis does not follow it there.
-    edges = [value for one in shown for value in one.band if 0 < value <= (measure.ceiling or value)]
-    axis = measure.axis([*means, *(value for value in edges if value > min(means) / 2)], *_heights(frame))
+    edges = [edge for one in shown for *_, low, high in one.curve for edge in (low, high)]
+    if measure.log:
+        edges = [edge for edge in edges if edge > min(means) / 2]  # A band may reach to zero; no logarithm follows.
+    axis = measure.axis([*means, *edges], *_heights(frame))
     up = axis.scale
     body = rules(frame, axis, right + 6) + round_axis(frame, across, min(rounds), max(rounds))
-    body += axis_title(frame, across, f"{measure.name} after round (0 = initial model)")
+    start = " (0 = initial model)" if min(rounds) == 0 else ""
+    body += axis_title(frame, across, f"{measure.name} after round{start}")
     body += "".join(_band(one, across, up) for one in shown)
     for one in shown:
-        series = Series(name=one.name, points=tuple((at, mean) for at, mean, _ in one.curve))
+        series = Series(name=one.name, points=tuple((at, mean) for at, mean, *_ in one.curve))
         body += line(series, across, up, f"many {one.css}", measure.text)
     ends = ((one, *one.curve[-1][:2]) for one in shown)
     beside = [Label(name=one.name, x=across(at), y=up(mean), css=f"series {one.css}") for one, at, mean in ends]
@@ -166,10 +164,10 @@ def _within(scale: Scale, value: float) -> float:
 
 
 def _band(one: Contender, across: Scale, up: Scale) -> str:
-    if not any(deviation > 0 for _, _, deviation in one.curve):
+    if all(low == high for *_, low, high in one.curve):
         return ""
-    above = [f"{across(at):.1f},{_within(up, mean + deviation):.1f}" for at, mean, deviation in one.curve]
-    below = [f"{across(at):.1f},{_within(up, mean - deviation):.1f}" for at, mean, deviation in reversed(one.curve)]
+    above = [f"{across(at):.1f},{_within(up, high):.1f}" for at, _, _, high in one.curve]
+    below = [f"{across(at):.1f},{_within(up, low):.1f}" for at, _, low, _ in reversed(one.curve)]
     return f'<polygon class="band {one.css}" points="{" ".join((*above, *below))}"/>'
 
 

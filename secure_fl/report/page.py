@@ -17,8 +17,10 @@ from secure_fl.report import tables
 from secure_fl.report.charts import Bar, bar_chart, line_chart, sparkline
 from secure_fl.report.document import choices, document, figure, section
 from secure_fl.report.drawing import FRAMES, Series
+from secure_fl.report.noted import notes_section
 from secure_fl.report.text import DASH, count, decimal, duration, error_text, escape, number, percent, size
 from secure_fl.study import Study
+from secure_fl.traces import Traces
 
 _NO_ROUND = '<p class="empty">No round has been committed yet.</p>'
 _UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -41,11 +43,13 @@ def render(
     *,
     steps: Sequence[Step] = (),
     written: datetime | None = None,
+    notes: Mapping[str, Mapping[int, Traces]] | None = None,
 ) -> str:
     """The report of a study as one self-contained HTML page.
 
     `record` is what the rounds left behind, `summary` the object that `secure-fl run --json` prints, `study` the
-    settings; what one of them lacks is shown as "–".
+    settings; what one of them lacks is shown as "–". `notes` are what the sites noted for themselves, by site and
+    round: only a simulation has them.
     """
     regression = _is_regression(record, summary)
     body = "".join(
@@ -53,6 +57,7 @@ def render(
             _header(record, summary, study, regression=regression),
             _cohort_section(record),
             _model_section(record, regression=regression),
+            notes_section(notes or {}, study),
             _site_section(record, summary, study, regression=regression),
             _cost_section(record, regression=regression),
             _next_section(steps),

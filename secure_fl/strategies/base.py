@@ -69,6 +69,8 @@ class Strategy(ABC):
     Settings: ClassVar[type[LocalTraining]] = LocalTraining
     # Whether the shared blocks alone are a model that can be used, exported and scored on its own.
     has_global_model: ClassVar[bool] = True
+    # What `fit` notes at the site for the site alone (`Site.note`), and what it means.
+    notes: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: LocalTraining) -> None:
         self.settings = settings

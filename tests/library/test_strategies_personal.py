@@ -388,6 +388,18 @@ def test_pflsensing_keeps_the_top_blocks_of_v_between_full_rounds() -> None:
     assert weights_kept(again.personal)["high"] < 0.75
 
 
+@pytest.mark.parametrize("order", [("low", "high"), ("high", "low")])
+def test_which_of_equal_blocks_pflsensing_keeps_is_not_up_to_the_file(order: tuple[str, str]) -> None:
+    weights = {f"{name}: alpha": [0.75] for name in order}
+    kept = blocks(**weights, **{"rounds taken": [1.0]})
+    here, _ = sensing([0.4, 0.3, -0.2], {**FROM_V, **kept}, top_k=1, period=2)
+    now = weights_kept(here.personal)
+    assert now["low"] == 0.75
+    assert now["high"] != 0.75
+    assert here.traces == {"alpha": pytest.approx(now)}
+    assert set(here.traces) == set(create("pflsensing").notes)
+
+
 def test_pflsensing_predicts_with_blocks_only() -> None:
     here, _ = sensing(GRADIENT, {})
     assert set(create("pflsensing").inference(here)) == {"low", "high"}
