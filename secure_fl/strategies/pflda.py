@@ -4,6 +4,7 @@ min_{β,w} F_i(β, w) = loss(g_w ∘ Φ_β)                                     
 min_γ   F̃_i(γ) = loss(g_γ ∘ Φ_β) + λ‖γ − w‖²                                           (4)
 
 The encoder carries a site's own domain to features that all sites have in common; only the decoder is learnt together.
+Simple-DA is (5) alone: no γ, and a site predicts with g_w ∘ Φ_β (1).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class PFLDASettings(LocalTraining):
 
     lam: float = Field(0.1, ge=0)
     decoder: tuple[str, ...] = ()
+    simple: bool = False  # Simple-DA
 
 
 class PFLDA(Strategy):
@@ -42,6 +44,11 @@ class PFLDA(Strategy):
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""
+        if self.settings.simple:
+            return (
+                "Leaves: the change of the global decoder's blocks.",
+                "Stays: the data and the encoder; the site predicts with the global decoder.",
+            )
         return (
             "Leaves: the change of the global decoder's blocks.",
             "Stays: the data, the encoder, and a personal decoder, which is the one the site predicts with.",
@@ -57,6 +64,9 @@ class PFLDA(Strategy):
         global_decoder = site.snapshot(decoder)
         site.train()
         change = site.change(decoder)
+        if self.settings.simple:
+            site.personal = site.blocks(name for name in site.layout.names if name not in decoder)
+            return change
 
         # Algorithm 3, on (4): E epochs on γ alone, at the new β, pulled towards w as it was received.
         site.load({name: gamma[name] for name in decoder})
@@ -65,5 +75,5 @@ class PFLDA(Strategy):
         return change
 
     def inference(self, site: Site) -> Blocks:
-        """g_γ ∘ Φ_β; until there is a γ, the global decoder, which is where γ starts."""
+        """g_γ ∘ Φ_β; without a γ the global decoder, which is where γ starts and what Simple-DA has."""
         return {**site.initial, **site.received, **site.personal}
