@@ -66,7 +66,7 @@ class Comparison:
     strategy: str
     protection: str
     accuracy: float | None  # mean over nodes, then over seeds
-    accuracy_std: float | None  # over seeds
+    accuracy_std: float | None  # over seeds; None for a single one
     fairness_std: float | None  # over nodes, mean over seeds: smaller is more even
     worst_accuracy: float | None  # the worst node of any seed
     mse: float | None
@@ -170,8 +170,9 @@ def _one(study: Study, seed: int, folder: Path) -> Run:
         return Run(seed=seed, record=record, summary=summary)
     kept = Study.read(folder / "study.toml")
     wanted = study.completed()
-    roster = kept.study.model_copy(update={"roster": {}})
-    if kept.model_copy(update={"study": roster}) != wanted:
+    wanted = wanted.model_copy(update={"study": wanted.study.model_copy(update={"roster": kept.study.roster})})
+    # By id, as a site would: a list in one is a tuple in the other, and means the same.
+    if (wanted.id, wanted.simulation) != (kept.id, kept.simulation):
         raise SettingsError(f"{folder}: holds a run with other settings", advice="choose another --out")
     record = StudyRecord.load(folder / "coordinator" / "state" / "studies" / kept.id / "record.json")
     return Run(seed=seed, record=record, summary=json.loads(done.read_text(encoding="utf-8")))
@@ -280,5 +281,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _std(values: Iterable[float | None]) -> float | None:
+    """The standard deviation; None where one of them is unknown, and of a single one: it says nothing of a spread."""
     known = list(values)
-    return None if not known or None in known else statistics.pstdev(value for value in known if value is not None)
+    return None if len(known) < 2 or None in known else statistics.pstdev(value for value in known if value is not None)

@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from secure_fl import protect
 from secure_fl.bench import aggregation as bench
@@ -137,7 +137,9 @@ def strategies(
 def _comparison(result: dict[str, Any]) -> Table:
     """± is over seeds; “across sites” is the standard deviation between them."""
     measure, head, even, worst = _measure(result)
-    shown = Table("strategy", "", head, "across sites", "worst", "B up/round", "rounds to", box=SIMPLE_HEAD)
+    shown = Table(
+        "strategy", "", Column(head, no_wrap=True), "across sites", "worst", "B up/round", "rounds to", box=SIMPLE_HEAD
+    )
     for row in result["results"]:
         shown.add_row(
             row["strategy"],

@@ -42,12 +42,10 @@ def render(result: Mapping[str, Any]) -> str:
         ("Rounds", result["rounds"]),
         ("Seeds", ", ".join(map(str, result["seeds"]))),
     )
-    seeds = len(result["seeds"])
+    several = len(result["seeds"]) > 1
     note = (
-        f"Mean over the sites, then over {count(seeds)} seed{'s' if seeds > 1 else ''}; ± is the standard deviation"
-        " over seeds."
-        " “Across sites” is the standard deviation between the sites of a run: smaller is more even."
-    )
+        "Mean over the sites, then over seeds; ± is the standard deviation over seeds." if several else "One seed only."
+    ) + " “Across sites” is the standard deviation between the sites of a run: smaller is more even."
     body = (
         f'<header>\n<p class="eyebrow">Comparison</p>\n<div class="title"><h1>{escape(result["task"])}</h1></div>\n'
         f"{choices(settings)}\n</header>\n" + section("Result", note, _result_table(result, key))
@@ -91,7 +89,7 @@ def _contenders(result: Mapping[str, Any]) -> tuple[str, list[Contender]]:
                 curve=tuple((at, mean, *_band(key, mean, std or 0.0)) for at, mean, std in curve if mean is not None),
                 sites=tuple((name, value) for name, value in sites if value is not None),
                 value=row[key],
-                spread=row[f"{key}_std"],
+                spread=row[f"{key}_std"] or 0.0,
                 bytes_up=row["bytes_up_per_node"],
             )
         )

@@ -126,9 +126,12 @@ def test_poor_sites_are_told_apart_and_one_strategy_may_have_two_names(tmp_path:
         assert [(group["samples"], group["nodes"]) for group in row["groups"]] == [([5, 5], 1), ([100, 100], 3)]
         errors = [node["mse"] for node in row["nodes"]]
         assert [group["mse"] for group in row["groups"]] == pytest.approx([errors[3], statistics.fmean(errors[:3])])
+        assert row["mse_std"] is None  # of a single seed
         assert (row["fairness_std_mse"], row["worst_mse"]) == pytest.approx((statistics.pstdev(errors), max(errors)))
         lams.append(Study.read(tmp_path / f"{row['strategy']}-masked-0" / "study.toml").strategy.settings["lam"])
     assert lams == [3, 0]
+    sine(tmp_path, *own)  # from what is there: `seconds` would differ
+    assert json.loads((tmp_path / "results.json").read_text()) == told
 
 
 @pytest.mark.parametrize(
