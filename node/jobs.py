@@ -33,6 +33,7 @@ class Job:
     features_to: str
     personal_to: str
     model_to: str
+    traces_to: str = ""
 
     def to_json(self) -> str:
         """One line."""

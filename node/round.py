@@ -192,6 +192,7 @@ class Round:
             features_to=str(self._features_path()),
             personal_to=str(self._store.path("personal", number)),
             model_to=str(self._store.model),
+            traces_to=str(self._store.traces),
         )
         begun = time.monotonic()
         result = await self._site.executor.run(job)

@@ -50,6 +50,11 @@ class StudyStore:
         """The site's model after the last round."""
         return self.folder / "model.safetensors"
 
+    @property
+    def traces(self) -> Path:
+        """What the strategy noted here, round by round."""
+        return self.folder / "traces.jsonl"
+
     def latest(self, kind: str, *, before: int) -> Path | None:
         """The newest `personal` or `combination` file of a round before `before`."""
         numbers = [

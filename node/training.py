@@ -14,7 +14,7 @@ from safetensors.numpy import save
 from node.config import DatasetSection
 from node.jobs import FEATURES, Job, Result, layout_from_json
 from node.store import load_blocks, save_blocks
-from secure_fl import tasks
+from secure_fl import tasks, traces
 from secure_fl.blocks import Blocks
 from secure_fl.errors import NonFiniteUpdateError, SecureFLError, TrainingError
 from secure_fl.files import write_atomically
@@ -81,6 +81,8 @@ class Trainer:
                 save_blocks(Path(job.features_to), {FEATURES: strategy.features(site)})
             if site.personal:
                 save_blocks(Path(job.personal_to), site.personal)
+            if site.traces and job.traces_to:
+                traces.note(Path(job.traces_to), job.round, site.traces)
         else:
             model = site.layout.tensors(strategy.inference(site))
             write_atomically(Path(job.model_to), save(model))

@@ -7,6 +7,7 @@ not run again and one that was interrupted goes on, so the whole can be stopped 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +15,48 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from secure_fl import strategies as registry
 from secure_fl.errors import SettingsError
 from secure_fl.events import ignore
-from secure_fl.record import StudyRecord
+from secure_fl.files import write_atomically
+from secure_fl.record import NodeRound, StudyRecord
+from secure_fl.report import comparison
+from secure_fl.settings import require_known
 from secure_fl.study import Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One site at the end of one run."""
+
+    seed: int
+    name: str
+    samples: int
+    accuracy: float | None
+    mse: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """After so many rounds: mean over sites, then mean and standard deviation over seeds."""
+
+    round: int
+    accuracy: float | None
+    accuracy_std: float | None
+    mse: float | None
+    mse_std: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Sites whose number of training samples has the same power of ten, over the seeds that have any."""
+
+    samples: tuple[int, int]  # the fewest and the most among them
+    nodes: int  # in all runs together
+    accuracy: float | None
+    accuracy_std: float | None
+    mse: float | None
+    mse_std: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +66,41 @@ class Comparison:
     strategy: str
     protection: str
     accuracy: float | None  # mean over nodes, then over seeds
-    accuracy_std: float | None  # over seeds
+    accuracy_std: float | None  # over seeds; None for a single one
     fairness_std: float | None  # over nodes, mean over seeds: smaller is more even
     worst_accuracy: float | None  # the worst node of any seed
     mse: float | None
     mse_std: float | None
+    fairness_std_mse: float | None
+    worst_mse: float | None
     bytes_up_per_node_round: float | None
+    bytes_up_per_node: float | None  # in the whole run
     rounds_to_target: float | None  # mean over seeds; None unless every seed reached it
     bytes_to_target: float | None  # up, per node
     seconds: float
+    curve: tuple[Moment, ...]
+    groups: tuple[Group, ...]  # by number of samples, the fewest first
+    nodes: tuple[Site, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One finished run."""
+
+    seed: int
+    record: StudyRecord
+    summary: dict[str, Any]
+
+    @property
+    def sites(self) -> list[Site]:
+        """Every site that was measured, as its last measurement found it."""
+        last: dict[str, NodeRound] = {}
+        for entry in self.record.rounds:
+            last |= {node.name: node for node in entry.nodes if node.samples is not None}
+        return [
+            Site(seed=self.seed, name=name, samples=last[name].samples or 0, accuracy=node.accuracy, mse=node.mse)
+            for name, node in sorted(last.items())
+        ]
 
 
 def run(
@@ -46,18 +111,28 @@ def run(
     seeds: Sequence[int],
     target: float | None,
     folder: Path,
-    note: Callable[[str], None],
+    started: Callable[[str], None],
+    finished: Callable[[], None],
 ) -> dict[str, Any]:
-    """Run what is missing and compare everything. `table` is a study without strategy, protection and seed."""
+    """Run what is missing and compare everything; leaves the result, its page and its charts in `folder`.
+
+    `table` is a study without strategy, protection and seed. A section with the name of one of `strategies` has the
+    settings of that one alone; with a `name` in it, what is compared is that strategy under a name of its own.
+    """
+    common = {key: value for key, value in table.items() if key not in strategies}
+    combinations = list(product(strategies, protections))
+    # All of them are looked at first: a mistake in the last one should not come to light hours later.
+    studies = {(*pair, seed): _study(table, common, *pair, seed) for pair in combinations for seed in seeds}
     comparisons = []
-    for strategy, protection in product(strategies, protections):
+    for strategy, protection in combinations:
         runs = []
         for seed in seeds:
-            note(f"{strategy}, {protection}, seed {seed}")
-            runs.append(_one(table, strategy, protection, seed, folder / f"{strategy}-{protection}-{seed}"))
+            started(f"{strategy}, {protection}, seed {seed}")
+            runs.append(_one(studies[strategy, protection, seed], seed, folder / f"{strategy}-{protection}-{seed}"))
+            finished()
         comparisons.append(asdict(_compare(strategy, protection, runs, target)))
-    study = Study.parse(table)
-    return {
+    study = Study.parse(common)
+    result = {
         "task": study.task.name,
         "partition": study.simulation.partition,
         "nodes": study.simulation.nodes,
@@ -66,65 +141,130 @@ def run(
         "target": target,
         "results": comparisons,
     }
+    _write(result, folder)
+    return result
 
 
-def _one(
-    table: Mapping[str, Any], strategy: str, protection: str, seed: int, folder: Path
-) -> tuple[StudyRecord, dict[str, Any]]:
-    from secure_fl.simulation.run import run as run_study  # needs torch, which `--help` should not wait for
-
+def _study(table: Mapping[str, Any], common: Mapping[str, Any], strategy: str, protection: str, seed: int) -> Study:
+    own = {"name": strategy, **table.get(strategy, {})}
+    require_known("strategy", own["name"], registry.known())
     study = Study.parse(
         {
-            **table,
-            "study": {**table.get("study", {}), "seed": seed},
-            "strategy": {**table.get("strategy", {}), "name": strategy},
-            "protection": {**table.get("protection", {}), "kind": protection},
+            **common,
+            "study": {**common.get("study", {}), "seed": seed},
+            "strategy": {**common.get("strategy", {}), **own},
+            "protection": {**common.get("protection", {}), "kind": protection},
             "metrics": {"share": "per-node"},
         }
     )
+    study.make_strategy()
+    return study
+
+
+def _one(study: Study, seed: int, folder: Path) -> Run:
+    from secure_fl.simulation.run import run as run_study  # needs torch, which `--help` should not wait for
+
     done = folder / "summary.json"
     if not done.exists():
-        return run_study(study, engine="threads", folder=folder, policy={}, listener=ignore)
+        record, summary = run_study(study, engine="threads", folder=folder, policy={}, listener=ignore)
+        return Run(seed=seed, record=record, summary=summary)
     kept = Study.read(folder / "study.toml")
     wanted = study.completed()
-    roster = kept.study.model_copy(update={"roster": {}})
-    if kept.model_copy(update={"study": roster}) != wanted:
+    wanted = wanted.model_copy(update={"study": wanted.study.model_copy(update={"roster": kept.study.roster})})
+    # By id, as a site would: a list in one is a tuple in the other, and means the same.
+    if (wanted.id, wanted.simulation) != (kept.id, kept.simulation):
         raise SettingsError(f"{folder}: holds a run with other settings", advice="choose another --out")
     record = StudyRecord.load(folder / "coordinator" / "state" / "studies" / kept.id / "record.json")
-    return record, json.loads(done.read_text(encoding="utf-8"))
+    return Run(seed=seed, record=record, summary=json.loads(done.read_text(encoding="utf-8")))
 
 
-def _compare(
-    strategy: str, protection: str, runs: Sequence[tuple[StudyRecord, dict[str, Any]]], target: float | None
-) -> Comparison:
-    summaries = [summary for _, summary in runs]
+def _write(result: Mapping[str, Any], folder: Path) -> None:
+    """The result for programs, for people, and for pages that people write."""
+    write_atomically(folder / "results.json", json.dumps(result, indent=1).encode())
+    write_atomically(folder / "report.html", comparison.render(result).encode())
+    for name, drawing in comparison.drawings(result).items():
+        write_atomically(folder / name, drawing.encode())
+
+
+# --- figures --------------------------------------------------------------------------------------------------
+
+
+def _compare(strategy: str, protection: str, runs: Sequence[Run], target: float | None) -> Comparison:
+    summaries = [run.summary for run in runs]
     accuracies = [summary["mean_accuracy"] for summary in summaries]
     errors = [summary["mean_mse"] for summary in summaries]
-    reached = [_reached(record, target) for record, _ in runs] if target is not None else [None]
+    reached = [_reached(run.record, target) for run in runs] if target is not None else [None]
+    sites = [run.sites for run in runs]
     return Comparison(
         strategy=strategy,
         protection=protection,
         accuracy=_mean(accuracies),
         accuracy_std=_std(accuracies),
         fairness_std=_mean([summary["std_accuracy"] for summary in summaries]),
-        worst_accuracy=min(
-            (node["accuracy"] for summary in summaries for node in summary["nodes"] if node["accuracy"] is not None),
-            default=None,
-        ),
+        worst_accuracy=min((site.accuracy for run in sites for site in run if site.accuracy is not None), default=None),
         mse=_mean(errors),
         mse_std=_std(errors),
+        fairness_std_mse=_mean(_std(site.mse for site in run) for run in sites),
+        worst_mse=max((site.mse for run in sites for site in run if site.mse is not None), default=None),
         bytes_up_per_node_round=_mean([summary["bytes_up_per_node_round"] for summary in summaries]),
+        bytes_up_per_node=_mean(_mean(node["bytes_up"] for node in summary["nodes"]) for summary in summaries),
         rounds_to_target=_mean([None if at is None else at[0] for at in reached]),
         bytes_to_target=_mean([None if at is None else at[1] for at in reached]),
         seconds=sum(summary["seconds"] for summary in summaries),
+        curve=_curve(runs),
+        groups=_groups(sites),
+        nodes=tuple(site for run in sites for site in run),
     )
 
 
-def _reached(record: StudyRecord, target: float) -> tuple[float, float] | None:
-    """After how many rounds, and bytes up per node, the mean accuracy was there first.
+def _curve(runs: Sequence[Run]) -> tuple[Moment, ...]:
+    """The means of all rounds; those in round r's record are of the model before it: r − 1 rounds made it."""
+    by_round: dict[int, list[tuple[float | None, float | None]]] = {}
+    for run in runs:
+        for entry in run.record.rounds:
+            by_round.setdefault(entry.number - 1, []).append((entry.mean_accuracy, entry.mean_mse))
+    moments = []
+    for number, values in sorted(by_round.items()):
+        accuracies, errors = zip(*values, strict=True)
+        moments.append(
+            Moment(
+                round=number,
+                accuracy=_mean(accuracies),
+                accuracy_std=_std(accuracies),
+                mse=_mean(errors),
+                mse_std=_std(errors),
+            )
+        )
+    return tuple(moments)
 
-    The accuracy in round r's record is that of the model before it: r − 1 rounds made it.
-    """
+
+def _groups(runs: Sequence[Sequence[Site]]) -> tuple[Group, ...]:
+    sites = [site for run in runs for site in run]
+    groups = []
+    for power in sorted({_power(site) for site in sites}):
+        inside = [members for run in runs if (members := [site for site in run if _power(site) == power])]
+        samples = [site.samples for members in inside for site in members]
+        accuracies = [_mean(site.accuracy for site in members) for members in inside]
+        errors = [_mean(site.mse for site in members) for members in inside]
+        groups.append(
+            Group(
+                samples=(min(samples), max(samples)),
+                nodes=len(samples),
+                accuracy=_mean(accuracies),
+                accuracy_std=_std(accuracies),
+                mse=_mean(errors),
+                mse_std=_std(errors),
+            )
+        )
+    return tuple(groups)
+
+
+def _power(site: Site) -> int:
+    return math.floor(math.log10(max(site.samples, 1)))
+
+
+def _reached(record: StudyRecord, target: float) -> tuple[float, float] | None:
+    """After how many rounds, and bytes up per node, the mean accuracy was there first."""
     sent = 0.0
     for entry in record.rounds:
         if entry.mean_accuracy is not None and entry.mean_accuracy >= target:
@@ -141,5 +281,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _std(values: Iterable[float | None]) -> float | None:
+    """The standard deviation; None where one of them is unknown, and of a single one: it says nothing of a spread."""
     known = list(values)
-    return None if not known or None in known else statistics.pstdev(value for value in known if value is not None)
+    return None if len(known) < 2 or None in known else statistics.pstdev(value for value in known if value is not None)

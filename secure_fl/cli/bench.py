@@ -10,10 +10,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from secure_fl import protect
-from secure_fl import strategies as registry
 from secure_fl.bench import aggregation as bench
 from secure_fl.bench import strategies as comparison
 from secure_fl.errors import UsageError
@@ -94,6 +93,10 @@ def strategies(
 ) -> None:
     """Strategies beside each other on the same data and seeds: accuracy, evenness, bytes. Stop and start it at will.
 
+    `--set strategy.KEY=VALUE` is for all strategies, `--set pflda.KEY=VALUE` for one of them. A strategy compared with
+    itself needs a second name: `--strategies ditto,gentle --set gentle.name=ditto --set gentle.lam=0.01`.
+    The folder then has report.html, results.json, and the charts as rounds.svg, sites.svg and bytes.svg.
+
     Example: secure-fl bench strategies --task digits --strategies local,fedavg,pflda --seeds 0,1,2 --rounds 10
     """
     table: dict[str, Any] = {
@@ -104,8 +107,6 @@ def strategies(
     for assignment in assignments or ():
         set_dotted(table, assignment)
     names, kinds = _listed(chosen), _listed(protections)
-    for name in names:
-        require_known("strategy", name, registry.known())
     for kind in kinds:
         require_known("protection", kind, protect.known())
     if not all(seed.isdigit() for seed in _listed(seeds)):
@@ -113,32 +114,66 @@ def strategies(
     numbers = [int(seed) for seed in _listed(seeds)]
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
         bar = progress.add_task("running", total=len(names) * len(kinds) * len(numbers))
-
-        def note(what: str) -> None:
-            progress.update(bar, description=what, advance=1)
-
         result = comparison.run(
-            table, strategies=names, protections=kinds, seeds=numbers, target=target, folder=out, note=note
+            table,
+            strategies=names,
+            protections=kinds,
+            seeds=numbers,
+            target=target,
+            folder=out,
+            started=lambda what: progress.update(bar, description=what),
+            finished=lambda: progress.advance(bar),
         )
     if as_json:
         typer.echo(json.dumps(result))
         return
-    typer.echo(f"{task}, {partition}, {nodes} sites, {rounds} rounds, seeds {seeds}; runs in {out}")
+    typer.echo(f"{task}, {partition}, {nodes} sites, {rounds} rounds, seeds {seeds}")
+    Console().print(_comparison(result))
+    if any(len(row["groups"]) > 1 for row in result["results"]):
+        Console().print(_by_samples(result))
+    typer.echo(f"report: {out / 'report.html'}")
+
+
+def _comparison(result: dict[str, Any]) -> Table:
+    """± is over seeds; “across sites” is the standard deviation between them."""
+    measure, head, even, worst = _measure(result)
     shown = Table(
-        "strategy", "", "accuracy", "across sites", "worst", "MSE", "B up/round", "rounds to", box=SIMPLE_HEAD
+        "strategy", "", Column(head, no_wrap=True), "across sites", "worst", "B up/round", "rounds to", box=SIMPLE_HEAD
     )
     for row in result["results"]:
         shown.add_row(
             row["strategy"],
             row["protection"],
-            _spread(row["accuracy"], row["accuracy_std"]),
-            _spread(row["fairness_std"], None),
-            _spread(row["worst_accuracy"], None),
-            _spread(row["mse"], row["mse_std"]),
+            _spread(row[measure], row[f"{measure}_std"]),
+            _spread(row[even], None),
+            _spread(row[worst], None),
             "–" if row["bytes_up_per_node_round"] is None else f"{row['bytes_up_per_node_round']:,.0f}",
             "–" if row["rounds_to_target"] is None else f"{row['rounds_to_target']:.1f}",
         )
-    Console().print(shown)
+    return shown
+
+
+def _by_samples(result: dict[str, Any]) -> Table:
+    """The sites of all seeds, by the power of ten of their samples."""
+    measure, head, *_ = _measure(result)
+    shown = Table("strategy", "", "samples", "sites", head, box=SIMPLE_HEAD)
+    for row in result["results"]:
+        for group in row["groups"]:
+            low, high = group["samples"]
+            shown.add_row(
+                row["strategy"],
+                row["protection"],
+                str(low) if low == high else f"{low}–{high}",
+                str(group["nodes"]),
+                _spread(group[measure], group[f"{measure}_std"]),
+            )
+    return shown
+
+
+def _measure(result: dict[str, Any]) -> tuple[str, str, str, str]:
+    if all(row["accuracy"] is None for row in result["results"]):
+        return "mse", "MSE", "fairness_std_mse", "worst_mse"
+    return "accuracy", "accuracy", "fairness_std", "worst_accuracy"
 
 
 def _listed(text: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 import tomli_w
@@ -14,13 +14,13 @@ from secure_fl import protect
 from secure_fl.protect.base import RequestKind
 from secure_fl.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.report import tables
-from secure_fl.report.charts import FRAMES, Bar, Series, bar_chart, line_chart, sparkline
-from secure_fl.report.style import CSS, CSS_HASH
-from secure_fl.report.text import DASH, count, decimal, duration, escape, number, percent, size
+from secure_fl.report.charts import Bar, bar_chart, line_chart, sparkline
+from secure_fl.report.document import choices, document, figure, section
+from secure_fl.report.drawing import FRAMES, Series
+from secure_fl.report.noted import notes_section
+from secure_fl.report.text import DASH, count, decimal, duration, error_text, escape, number, percent, size
 from secure_fl.study import Study
-
-# Nothing is fetched and nothing runs: even a name that slipped through escaping would stay inert.
-_POLICY = f"default-src 'none'; style-src '{CSS_HASH}'; base-uri 'none'; form-action 'none'"
+from secure_fl.traces import Traces
 
 _NO_ROUND = '<p class="empty">No round has been committed yet.</p>'
 _UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -43,11 +43,13 @@ def render(
     *,
     steps: Sequence[Step] = (),
     written: datetime | None = None,
+    notes: Mapping[str, Mapping[int, Traces]] | None = None,
 ) -> str:
     """The report of a study as one self-contained HTML page.
 
     `record` is what the rounds left behind, `summary` the object that `secure-fl run --json` prints, `study` the
-    settings; what one of them lacks is shown as "–".
+    settings; what one of them lacks is shown as "–". `notes` are what the sites noted for themselves, by site and
+    round: only a simulation has them.
     """
     regression = _is_regression(record, summary)
     body = "".join(
@@ -55,23 +57,14 @@ def render(
             _header(record, summary, study, regression=regression),
             _cohort_section(record),
             _model_section(record, regression=regression),
+            notes_section(notes or {}, study),
             _site_section(record, summary, study, regression=regression),
             _cost_section(record, regression=regression),
             _next_section(steps),
             _facts(record, summary, study),
         )
     )
-    when = f" on {written.astimezone(UTC):%Y-%m-%d at %H:%M} UTC" if written else ""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{escape(record.study)} – study report</title>\n<style>{CSS}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}</main>\n"
-        f"<footer>Written by secure-fl {secure_fl.__version__}{when}. This page is complete in itself: it loads nothing"
-        " and runs nothing.</footer>\n</body>\n</html>\n"
-    )
+    return document(f"{record.study} – study report", body, written=written)
 
 
 def _is_regression(record: StudyRecord, summary: Mapping[str, Any]) -> bool:
@@ -84,29 +77,21 @@ def _is_regression(record: StudyRecord, summary: Mapping[str, Any]) -> bool:
     return any(number(value) is not None for value in errors)
 
 
-def _section(title: str, note: str, content: str) -> str:
-    lead = f'<p class="note">{note}</p>' if note else ""
-    return f"<section>\n<h2>{title}</h2>{lead}\n{content}\n</section>\n"
-
-
 # --- headline ---------------------------------------------------------------------------------------------
 
 
 def _header(record: StudyRecord, summary: Mapping[str, Any], study: Study | None, *, regression: bool) -> str:
-    choices = "".join(
-        f"<span>{label} <b>{escape(value)}</b></span>"
-        for label, value in (
-            ("Task", record.task),
-            ("Strategy", record.strategy),
-            ("Protection", record.protection),
-            ("Seed", study.study.seed if study else DASH),
-        )
+    settings = (
+        ("Task", record.task),
+        ("Strategy", record.strategy),
+        ("Protection", record.protection),
+        ("Seed", study.study.seed if study else DASH),
     )
     return (
         '<header>\n<p class="eyebrow">Study report</p>\n'
         f'<div class="title"><h1>{escape(record.study)}</h1>'
         f'<span class="badge {escape(record.outcome)}">{escape(record.outcome)}</span></div>\n'
-        f'<p class="choices">{choices}</p>\n{_tiles(record, summary, regression)}{_banners(record)}'
+        f"{choices(settings)}\n{_tiles(record, summary, regression)}{_banners(record)}"
         "</header>\n"
     )
 
@@ -195,10 +180,10 @@ def _privacy(summary: Mapping[str, Any]) -> tuple[str, str]:
 def _cohort_section(record: StudyRecord) -> str:
     title = "Who took part"
     if not record.rounds:
-        return _section(title, "", _NO_ROUND)
+        return section(title, "", _NO_ROUND)
     note = "One column per round"
     note += "; E is the closing evaluation." if any(entry.kind == "evaluate" for entry in record.rounds) else "."
-    return _section(title, note, tables.grid_key(record) + tables.cohort_grid(record) + tables.reason_table(record))
+    return section(title, note, tables.grid_key(record) + tables.cohort_grid(record) + tables.reason_table(record))
 
 
 # --- how the model develops -------------------------------------------------------------------------------
@@ -208,18 +193,18 @@ def _model_section(record: StudyRecord, *, regression: bool) -> str:
     """The measures against completed rounds: round r measures the model it receives, so it is at r−1."""
     title = "How the model develops"
     if not record.rounds:
-        return _section(title, "", _NO_ROUND)
+        return section(title, "", _NO_ROUND)
     measures: tuple[Measure, ...] = ("mse", "loss") if regression else ("accuracy", "loss")
     charts = "".join(_measure_chart(record, measure) for measure in measures)
     if not charts:
-        return _section(title, "", '<p class="empty">No site shared a measurement in this study.</p>')
+        return section(title, "", '<p class="empty">No site shared a measurement in this study.</p>')
     note = "Every site tests the model it receives, before it trains"
     if any(entry.kind == "evaluate" for entry in record.rounds):
         note += "; the last point is the closing evaluation of the final model"
     note += ". Bold is the mean over the sites that took part"
     if _shared_per_site(record):
         note += ", thin lines are the sites; the highest and the lowest are named"
-    return _section(title, note + ". A gap means that nothing was measured.", f'<div class="charts">{charts}</div>')
+    return section(title, note + ". A gap means that nothing was measured.", f'<div class="charts">{charts}</div>')
 
 
 def _measure_chart(record: StudyRecord, measure: Measure) -> str:
@@ -228,14 +213,10 @@ def _measure_chart(record: StudyRecord, measure: Measure) -> str:
     sites = [line for line in _site_series(record, measure) if line.known]
     if not mean.known and not sites:
         return ""
-    text, ceiling = (percent, 1.0) if measure == "accuracy" else (_error_text, None)
+    text, ceiling = (percent, 1.0) if measure == "accuracy" else (error_text, None)
     label = _describe(f"{title} after each round", mean, text, len(sites))
     drawn = "".join(line_chart(frame, sites, mean, text=text, ceiling=ceiling, label=label) for frame in FRAMES)
-    return _figure(f"{title} after each round", drawn)
-
-
-def _figure(title: str, drawn: str, key: str = "") -> str:
-    return f"<figure><figcaption>{title}{key}</figcaption>{drawn}</figure>"
+    return figure(f"{title} after each round", drawn)
 
 
 def _mean_series(record: StudyRecord, measure: Measure) -> Series:
@@ -259,11 +240,6 @@ def _shared_per_site(record: StudyRecord) -> bool:
     return any(number(value) is not None for shared in values for value in shared)
 
 
-def _error_text(value: float, decimals: int) -> str:
-    """Fixed decimals for everyday errors, powers of ten where a model diverged or fits exactly."""
-    return f"{value:.{decimals}f}" if decimals < 6 and abs(value) < 1e5 else f"{value:.3g}"
-
-
 def _describe(title: str, mean: Series, text: Callable[[float, int], str], sites: int) -> str:
     """The chart in one sentence, for those who do not see it."""
     if not mean.known:
@@ -285,12 +261,12 @@ def _site_section(record: StudyRecord, summary: Mapping[str, Any], study: Study 
         mean = _mean_series(record, measure)
         sites = [line for line in _site_series(record, measure) if line.known]
         values = [value for line in (*sites, mean) for _, value in line.known]
-        text = percent if measure == "accuracy" else _error_text
+        text = percent if measure == "accuracy" else error_text
         lines = {line.name: sparkline(line, mean, low=min(values), high=max(values), text=text) for line in sites}
     note = _sharing(record, study, lines is not None) + (
         " ε is what a site's differential privacy spent; “no DP” means that it used none, not that ε is 0."
     )
-    return _section("Sites", note, tables.site_table(record, summary, regression=regression, lines=lines))
+    return section("Sites", note, tables.site_table(record, summary, regression=regression, lines=lines))
 
 
 def _sharing(record: StudyRecord, study: Study | None, per_site: bool) -> str:
@@ -315,7 +291,7 @@ def _mean_known(record: StudyRecord) -> bool:
 def _cost_section(record: StudyRecord, *, regression: bool) -> str:
     title = "What each round cost"
     if not record.rounds:
-        return _section(title, "", _NO_ROUND)
+        return section(title, "", _NO_ROUND)
     note = "Time is that of the attempt that succeeded."
     if any(entry.blocks_kept for entry in record.rounds):
         note += (
@@ -323,7 +299,7 @@ def _cost_section(record: StudyRecord, *, regression: bool) -> str:
             " and stayed as they were."
         )
     charts = f'<div class="charts">{_time_chart(record)}{_traffic_chart(record)}</div>'
-    return _section(title, note, charts + tables.round_table(record, regression=regression))
+    return section(title, note, charts + tables.round_table(record, regression=regression))
 
 
 def _time_chart(record: StudyRecord) -> str:
@@ -344,7 +320,7 @@ def _time_chart(record: StudyRecord) -> str:
     label = f"Time per round: {duration(longest)} at most; {again} rounds needed more than one attempt."
     drawn = "".join(bar_chart(frame, bars, text=lambda value: f"{value:g} {unit}", label=label) for frame in FRAMES)
     key = '<span><i class="box again"></i>more than one attempt</span>' if again else ""
-    return _figure("Time per round", drawn, key)
+    return figure("Time per round", drawn, key)
 
 
 def _traffic_chart(record: StudyRecord) -> str:
@@ -354,7 +330,7 @@ def _traffic_chart(record: StudyRecord) -> str:
         tip = f"{tables.round_label(entry)}: {size(up)} up, {size(down)} down per site"
         bars.append(Bar(tip=tip, tick=_tick(entry), above=up, below=down))
     if not any(bar.above + bar.below for bar in bars):
-        return _figure("Bytes per site", '<p class="empty">No bytes were exchanged.</p>')
+        return figure("Bytes per site", '<p class="empty">No bytes were exchanged.</p>')
     up, down = sum(entry.bytes_up for entry in record.rounds), sum(entry.bytes_down for entry in record.rounds)
     label = f"Bytes per site and round; all together {size(up)} up and {size(down)} down."
     drawn = "".join(bar_chart(frame, bars, text=size, label=label) for frame in FRAMES)
@@ -362,7 +338,7 @@ def _traffic_chart(record: StudyRecord) -> str:
         f'<span><i class="box"></i>sent, {size(up)} in all</span>'
         f'<span><i class="box below"></i>received, {size(down)} in all</span>'
     )
-    return _figure("Bytes per site", drawn, key)
+    return figure("Bytes per site", drawn, key)
 
 
 def _tick(entry: RoundRecord) -> str:
@@ -376,7 +352,7 @@ def _next_section(steps: Sequence[Step]) -> str:
     if not steps:
         return ""
     items = "".join(f"<li>{escape(step.why)}<pre>{escape(step.command)}</pre></li>" for step in steps)
-    return _section("What next", "", f'<ul class="steps">{items}</ul>')
+    return section("What next", "", f'<ul class="steps">{items}</ul>')
 
 
 def _facts(record: StudyRecord, summary: Mapping[str, Any], study: Study | None) -> str:
@@ -391,7 +367,7 @@ def _facts(record: StudyRecord, summary: Mapping[str, Any], study: Study | None)
     )
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     folded = f"<details><summary>The study file</summary><pre>{_study_file(study)}</pre></details>" if study else ""
-    return _section("Settings", "", f'<dl class="facts">{cells}</dl>{folded}')
+    return section("Settings", "", f'<dl class="facts">{cells}</dl>{folded}')
 
 
 def _study_file(study: Study) -> str:

@@ -5,20 +5,52 @@ from __future__ import annotations
 import base64
 import hashlib
 
-CSS = """
+_COLOURS = """
 :root{color-scheme:light dark;
 --paper:#f4f5f4;--card:#fff;--ink:#1a2226;--soft:#556067;--faint:#98a2a8;--rule:#e4e8e6;--edge:#dde2e0;
 --accent:#0b5f8a;--up:#0b5f8a;--down:#a3c9dd;--again:#c4661f;--site:#8d979d;
 --took:#8fbcd3;--sat:#a8730b;--bad:#b3321f;--bad-bg:#fdf0ec;
 --warn:#744700;--warn-bg:#fff5df;--warn-edge:#e9c478;--good:#1d6b44;--good-bg:#e6f4ec;
---info:#2b5472;--info-bg:#e9f1f7;--info-edge:#bcd3e3}
+--info:#2b5472;--info-bg:#e9f1f7;--info-edge:#bcd3e3;
+--s0:#0b5f8a;--s1:#b4551a;--s2:#1d7a4f;--s3:#8a3f9c;--s4:#14777c;--s5:#b0266e;--s6:#8d6108;--s7:#5b6770}
 @media (prefers-color-scheme:dark){:root{
 --paper:#12171a;--card:#1a2125;--ink:#e7ecee;--soft:#a8b3b9;--faint:#6f7b82;--rule:#2b353a;--edge:#2d373c;
 --accent:#7cc0e8;--up:#63aedb;--down:#32566b;--again:#e8955a;--site:#6c7a82;
 --took:#3d7191;--sat:#e0b04a;--bad:#f58b76;--bad-bg:#3a201b;
 --warn:#f3cf86;--warn-bg:#33290f;--warn-edge:#6f5520;--good:#86d3a8;--good-bg:#17301f;
---info:#9cc6e6;--info-bg:#182a38;--info-edge:#2f4c61}}
-*{box-sizing:border-box}
+--info:#9cc6e6;--info-bg:#182a38;--info-edge:#2f4c61;
+--s0:#63aedb;--s1:#e8955a;--s2:#6cc795;--s3:#c48bd6;--s4:#5cc8cc;--s5:#f08abb;--s6:#e0b04a;--s7:#a8b3b9}}
+"""
+
+# What is inside a drawing, in a page or in a file of its own.
+_CHART = """.rule{stroke:var(--rule)}
+.zero{stroke:var(--faint)}
+.tick,.name{fill:var(--soft);font-variant-numeric:tabular-nums}
+.mid{text-anchor:middle}
+.end{text-anchor:end}
+.line{color:var(--site)}
+.line path{fill:none;stroke:currentColor;stroke-width:1.2;stroke-linejoin:round;stroke-linecap:round}
+.line circle{fill:currentColor}
+.line.site:hover{color:var(--ink)}
+.line.mean,.line.own{color:var(--accent)}
+.line.mean path{stroke-width:2.6}
+.line.own path{stroke-width:1.8}
+.leader{fill:none;stroke:var(--faint);stroke-dasharray:1.5 2}
+.name.mean{fill:var(--accent);font-weight:700}
+.up{fill:var(--up)}.down{fill:var(--down)}.again{fill:var(--again)}
+.band{fill:currentColor;fill-opacity:.13}
+.quartiles{fill:currentColor;fill-opacity:.16}
+.middle{stroke:currentColor;stroke-width:2.6;stroke-linecap:round}
+.site-dot circle{fill:currentColor;fill-opacity:.6}
+.error{stroke:currentColor;stroke-width:1.4}
+.line.many path{stroke-width:2}
+.name.series{fill:currentColor;font-weight:600}
+.s0{color:var(--s0)}.s1{color:var(--s1)}.s2{color:var(--s2)}.s3{color:var(--s3)}
+.s4{color:var(--s4)}.s5{color:var(--s5)}.s6{color:var(--s6)}.s7{color:var(--s7)}
+.d1 path{stroke-dasharray:7 4}.d2 path{stroke-dasharray:2 4}.d3 path{stroke-dasharray:9 3 2 3}
+"""
+
+_PAGE = """*{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%;text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Liberation Sans",sans-serif;
@@ -71,22 +103,7 @@ figcaption span{font-weight:400;font-size:13px;color:var(--soft)}
 .chart{display:block;width:100%;height:auto;overflow:visible;
 font:12.5px system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Liberation Sans",sans-serif}
 .chart.narrow{display:none}
-.rule{stroke:var(--rule)}
-.zero{stroke:var(--faint)}
-.tick,.name{fill:var(--soft);font-variant-numeric:tabular-nums}
-.mid{text-anchor:middle}
-.end{text-anchor:end}
-.line{color:var(--site)}
-.line path{fill:none;stroke:currentColor;stroke-width:1.2;stroke-linejoin:round;stroke-linecap:round}
-.line circle{fill:currentColor}
-.line.site:hover{color:var(--ink)}
-.line.mean,.line.own{color:var(--accent)}
-.line.mean path{stroke-width:2.6}
-.line.own path{stroke-width:1.8}
-.leader{fill:none;stroke:var(--faint);stroke-dasharray:1.5 2}
-.name.mean{fill:var(--accent);font-weight:700}
 .spark{display:block}
-.up{fill:var(--up)}.down{fill:var(--down)}.again{fill:var(--again)}
 .key{list-style:none;display:flex;flex-wrap:wrap;gap:8px 28px;padding:0;margin:0 0 14px;font-size:14px}
 .key li{display:flex;gap:9px;align-items:flex-start;line-height:1.35}
 .key small,.data td.words small{display:block}
@@ -183,4 +200,13 @@ section{padding:18px 16px;margin-top:14px}
 @media print{body{background:#fff}section,.tiles{break-inside:avoid}.scroll{overflow:visible;max-height:none}}
 """
 
+CSS = _COLOURS + _PAGE + _CHART
 CSS_HASH = "sha256-" + base64.b64encode(hashlib.sha256(CSS.encode()).digest()).decode()
+
+DRAWING_CSS = (
+    _COLOURS
+    + _CHART
+    + """.paper{fill:var(--card)}
+.chart{font:12.5px system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans","Liberation Sans",sans-serif}
+"""
+)

@@ -128,7 +128,7 @@ def reason_table(record: StudyRecord) -> str:
             f'<td class="words">{plain_reason(reason or outcome)}</td><td class="words"><ul>{who}</ul></td>'
         )
     heads = ("Outcome", "How often", "Why", "Which site, in which rounds")
-    return _table("Why sites were missing", heads, rows, css="tall", words=(2, 3))
+    return data_table("Why sites were missing", heads, rows, css="tall", words=(2, 3))
 
 
 def _times(sites: Mapping[str, Sequence[RoundRecord]]) -> int:
@@ -167,7 +167,7 @@ def site_table(
     measure = "MSE" if regression else "Accuracy"
     shared = () if lines is None else ("Over the rounds", measure, "Loss", "Samples")
     heads = ("Site", *shared, "Privacy ε", "Rounds trained", "Dropped or sat out", "Sent", "Received")
-    return _table("Every site", heads, rows, words=() if lines is None else (1,))
+    return data_table("Every site", heads, rows, words=() if lines is None else (1,))
 
 
 def _last_mse(record: StudyRecord, name: str) -> float | None:
@@ -209,7 +209,7 @@ def round_table(record: StudyRecord, *, regression: bool) -> str:
     measure = "Mean MSE" if regression else "Mean accuracy"
     heads = ("Round", "Sites", "Attempts", "Time", "Sent per site", "Received per site", "Sent", "Received")
     heads += (measure, "Mean loss", "of model", *(("Blocks kept",) if kept_any else ()))
-    return _table("Every round", heads, rows, css="tall", words=(11,))
+    return data_table("Every round", heads, rows, css="tall", words=(11,))
 
 
 def bytes_per_site(entry: RoundRecord) -> tuple[float | None, float | None]:
@@ -218,7 +218,9 @@ def bytes_per_site(entry: RoundRecord) -> tuple[float | None, float | None]:
     return (entry.bytes_up / active, entry.bytes_down / active) if active else (None, None)
 
 
-def _table(caption: str, heads: Sequence[str], rows: Sequence[str], *, css: str = "", words: Sequence[int] = ()) -> str:
+def data_table(
+    caption: str, heads: Sequence[str], rows: Sequence[str], *, css: str = "", words: Sequence[int] = ()
+) -> str:
     """A table of numbers; the columns `words` hold words and are aligned as such."""
     mark = ' class="words"'
     head = "".join(f'<th scope="col"{mark if index in words else ""}>{text}</th>' for index, text in enumerate(heads))

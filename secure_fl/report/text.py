@@ -79,6 +79,11 @@ def decimal(value: Any) -> str:
     return f"{known:,.0f}" if 1e4 <= abs(known) < 1e9 else f"{known:.4g}"
 
 
+def error_text(value: float, decimals: int) -> str:
+    """Fixed decimals for everyday errors, powers of ten where a model diverged or fits exactly."""
+    return f"{value:.{decimals}f}" if decimals < 6 and abs(value) < 1e5 else f"{value:.3g}"
+
+
 def count(value: Any) -> str:
     """A whole number with thousands separated."""
     known = number(value)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from secure_fl import traces
 from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
 from secure_fl.events import Listener
 from secure_fl.files import write_atomically
@@ -49,7 +50,9 @@ def run(
     if study.make_strategy().has_global_model:
         checkpoints = workspace.study_state / "checkpoints"
         shutil.copyfile(max(checkpoints.glob("*.safetensors")), folder / "model.safetensors")
-    page = render(record, summary, workspace.study, steps=next_steps(engine, policy), written=datetime.now(UTC))
+    notes = {name: traces.read(workspace.node_folder(name) / "traces.jsonl") for name in record.roster}
+    steps = next_steps(engine, policy)
+    page = render(record, summary, workspace.study, steps=steps, written=datetime.now(UTC), notes=notes)
     write_atomically(report, page.encode())
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return record, summary

@@ -3,7 +3,7 @@
 DIR/ca.pem  summary.json  report.html  model.safetensors
 DIR/pki/                         the consortium of this run
 DIR/coordinator/                 coordinator.toml, state, log
-DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors, log
+DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors, log, and traces.jsonl if any
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,11 @@ class Workspace:
             write_atomically(self.node_file(name), tomli_w.dumps(self._node_settings(index, name, port)).encode())
 
     def collect(self) -> None:
-        """Put the models where the contract says they are."""
-        for name in self.study.study.roster:
-            model = self.node_folder(name) / "studies" / self.study.id / "model.safetensors"
-            if model.exists():
-                shutil.copyfile(model, self.node_folder(name) / "model.safetensors")
+        """Put the models, and what the sites noted, where the contract says they are."""
+        for name, file in product(self.study.study.roster, ("model.safetensors", "traces.jsonl")):
+            kept = self.node_folder(name) / "studies" / self.study.id / file
+            if kept.exists():
+                shutil.copyfile(kept, self.node_folder(name) / file)
 
     def _node_settings(self, index: int, name: str, port: int) -> dict[str, Any]:
         study = self.study

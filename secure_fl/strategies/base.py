@@ -71,6 +71,8 @@ class Strategy(ABC):
     has_global_model: ClassVar[bool] = True
     # For *combine*: whether nodes weigh their peers by the distance of their `features`.
     attention: ClassVar[bool] = False
+    # What `fit` notes at the site for the site alone (`Site.note`), and what it means.
+    notes: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: LocalTraining) -> None:
         self.settings = settings

@@ -4,6 +4,7 @@ min_{β,w} F_i(β, w) = loss(g_w ∘ Φ_β)                                     
 min_γ   F̃_i(γ) = loss(g_γ ∘ Φ_β) + λ‖γ − w‖²                                           (4)
 
 The encoder carries a site's own domain to features that all sites have in common; only the decoder is learnt together.
+Simple-DA is (5) alone: no γ, and a site predicts with g_w ∘ Φ_β (1).
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class PFLDASettings(LocalTraining):
-    """`epochs` is E, for either level; `decoder` names the shared blocks, by default the task's head."""
+    """`epochs` is E, for either level; `decoder` names the shared blocks, by default the model's output side."""
 
     lam: float = Field(0.1, ge=0)
     decoder: tuple[str, ...] = ()
+    simple: bool = False  # Simple-DA
 
 
 class PFLDA(Strategy):
@@ -36,10 +38,17 @@ class PFLDA(Strategy):
 
     def request(self, layout: Layout, head: tuple[str, ...]) -> Request:
         """The decoder, as a sum; `LayoutMismatchError` where the model has no such block."""
-        return Sum(blocks=layout.select(self.settings.decoder or head).names)
+        # A task's head is its output side, or the encoder that its sites do not share: then the decoder is the rest.
+        output = head if layout.names[-1] in head else tuple(name for name in layout.names if name not in head)
+        return Sum(blocks=layout.select(self.settings.decoder or output).names)
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""
+        if self.settings.simple:
+            return (
+                "Leaves: the change of the global decoder's blocks.",
+                "Stays: the data and the encoder; the site predicts with the global decoder.",
+            )
         return (
             "Leaves: the change of the global decoder's blocks.",
             "Stays: the data, the encoder, and a personal decoder, which is the one the site predicts with.",
@@ -55,6 +64,9 @@ class PFLDA(Strategy):
         global_decoder = site.snapshot(decoder)
         site.train()
         change = site.change(decoder)
+        if self.settings.simple:
+            site.personal = site.blocks(name for name in site.layout.names if name not in decoder)
+            return change
 
         # Algorithm 3, on (4): E epochs on γ alone, at the new β, pulled towards w as it was received.
         site.load({name: gamma[name] for name in decoder})
@@ -63,5 +75,5 @@ class PFLDA(Strategy):
         return change
 
     def inference(self, site: Site) -> Blocks:
-        """g_γ ∘ Φ_β; until there is a γ, the global decoder, which is where γ starts."""
+        """g_γ ∘ Φ_β; without a γ the global decoder, which is where γ starts and what Simple-DA has."""
         return {**site.initial, **site.received, **site.personal}

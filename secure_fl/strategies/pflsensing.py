@@ -9,7 +9,7 @@ v̄_h = α_h·v_h + (1 − α_h)·w_h for every hierarchy h, which is a block he
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -42,6 +42,9 @@ class PFLSensing(FedAvg):
     name = "pflsensing"
     Settings = PFLSensingSettings
     settings: PFLSensingSettings
+    notes: ClassVar[Mapping[str, str]] = {
+        "alpha": "α of each block: 1 is the intermediate model v, 0 the local model w"
+    }
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""
@@ -61,10 +64,13 @@ class PFLSensing(FedAvg):
         site.train()
         intermediate = site.blocks()
 
-        alpha = weights_kept(site.personal) or dict.fromkeys(site.layout.names, START)
+        # In the model's order, which the file they were kept in does not have: of equals, the earlier is retained.
+        kept = weights_kept(site.personal)
+        alpha = {name: kept.get(name, START) for name in site.layout.names}
         rounds = int(site.personal[_ROUNDS][0]) if _ROUNDS in site.personal else 0
         retained = () if rounds % self.settings.period == 0 else top(alpha, self.settings.top_k)
         alpha = self._adapt(site, alpha, intermediate, local, retained)
+        site.note("alpha", alpha)
         site.personal = {
             **mix(alpha, intermediate, local, retained),
             **{_alpha(name): np.array([value], np.float32) for name, value in alpha.items()},

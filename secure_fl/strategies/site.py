@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ class Site:
 
     `received` are the shared blocks as they came from the coordinator, `initial` the study's common start,
     `personal` the blocks this node kept from its last round; what `fit` leaves in `personal` is kept for the next.
-    `combination` is what the last *combine* opened here, and nowhere else.
+    `combination` is what the last *combine* opened here, and nowhere else. `traces` are the round's notes.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Site:
         self.received = received
         self.personal: Blocks = personal
         self.combination = combination
+        self.traces: dict[str, dict[str, float]] = {}
         self.device = torch.device(device)
         # Dropout and the like draw from the global generator, shuffling from one of its own.
         torch.manual_seed(seed)
@@ -182,6 +183,10 @@ class Site:
         finally:
             self.model.load_state_dict(before)
             self._shuffle.set_state(order)
+
+    def note(self, name: str, values: Mapping[str, float]) -> None:
+        """Write numbers in the site's own diary, by part of the model; they never leave the site."""
+        self.traces[name] = {part: float(value) for part, value in values.items()}
 
     def evaluate(self, blocks: Blocks) -> Metrics:
         """Metrics of the model made of `blocks` on the local test data."""

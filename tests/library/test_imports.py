@@ -40,6 +40,14 @@ def offences(paths: list[Path], forbidden: set[str]) -> list[str]:
     return [f"{path.relative_to(ROOT)}: {name}" for path in paths for name in imports(path) if within(name, forbidden)]
 
 
+def test_a_sites_notes_are_the_business_of_training_alone() -> None:
+    # The process that talks to the coordinator has no hand in them, and neither has the coordinator.
+    readers = {path.relative_to(ROOT).as_posix() for path in modules(*PACKAGES) if "secure_fl.traces" in imports(path)}
+    assert readers == {
+        "node/training.py", "secure_fl/report/noted.py", "secure_fl/report/page.py", "secure_fl/simulation/run.py",
+    }  # fmt: skip
+
+
 # --- packages ---------------------------------------------------------------------------------------------------
 
 

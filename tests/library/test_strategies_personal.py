@@ -327,6 +327,53 @@ def test_pfldas_decoder_settles_between_its_own_data_and_the_global_decoder() ->
     assert here.personal["decoder"][0] == pytest.approx(1.071429, abs=5e-6)
 
 
+def test_a_site_that_missed_rounds_goes_on_from_its_own_encoder_and_the_decoder_of_now() -> None:
+    # β = .2 and γ = 1.096 as above; meanwhile the others took w to 1.5. By hand: w → 1.458, β → .185, γ → 1.319422.
+    strategy = create("pflda", lam=0.1)
+    here = site(
+        SHIFTED, strategy, [[1.0], [2.0]], y=[[2.0], [3.0]],
+        received=blocks(decoder=[1.5]), personal=blocks(encoder=[0.2], decoder=[1.096]),
+    )  # fmt: skip
+    assert strategy.fit(here)["decoder"].tolist() == near(-0.042)
+    assert here.personal["encoder"].tolist() == near(0.185)
+    assert here.personal["decoder"].tolist() == near(1.319422)
+
+
+def test_simple_da_has_no_decoder_of_its_own() -> None:
+    # The first level of the vector above, and nothing else.
+    strategy = create("pflda", simple=True)
+    here = site(
+        SHIFTED, strategy, [[1.0], [2.0]], y=[[2.0], [3.0]],
+        received=blocks(decoder=[1.0]), personal=blocks(encoder=[0.0]),
+    )  # fmt: skip
+    assert strategy.fit(here)["decoder"].tolist() == near(0.3)
+    assert set(here.personal) == {"encoder"}
+    assert here.personal["encoder"].tolist() == near(0.2)
+    assert strategy.inference(here)["decoder"].tolist() == [1.0]
+    assert "predicts with the global decoder" in strategy.explain()[1]
+
+
+def test_simple_da_sends_what_pflda_sends() -> None:
+    # The personal decoder is a matter of the second level: what is learnt together is the same.
+    sent = []
+    for simple in (True, False):
+        strategy = create("pflda", simple=simple, epochs=2)
+        here = regression.site(strategy, received={"head": INITIAL["head"]})
+        sent.append((strategy.fit(here)["head"].tobytes(), here.personal["body"].tobytes()))
+    assert sent[0] == sent[1]
+
+
+def test_simple_da_with_the_parts_exchanged_is_fedper() -> None:
+    fedper, simple = create("fedper", epochs=2), create("pflda", simple=True, decoder=["body"], epochs=2)
+    received, personal = {"body": INITIAL["body"]}, dict[str, Vector]()
+    for _ in range(3):
+        ours, theirs = (regression.site(s, received=received, personal=personal) for s in (simple, fedper))
+        change, expected = simple.fit(ours), fedper.fit(theirs)
+        assert change["body"].tobytes() == expected["body"].tobytes()
+        assert ours.personal["head"].tobytes() == theirs.personal["head"].tobytes()
+        received, personal = {"body": received["body"] + change["body"]}, dict(ours.personal)
+
+
 def test_pfldas_personal_decoder_has_no_part_in_what_leaves() -> None:
     changes = []
     for gamma in (0.5, -7.0):
@@ -342,6 +389,8 @@ def test_pfldas_personal_decoder_has_no_part_in_what_leaves() -> None:
 def test_pflda_shares_the_head_or_the_blocks_it_is_told() -> None:
     assert create("pflda").request(LAYOUT, ("head",)) == Sum(blocks=("head",))
     assert create("pflda", decoder=["body"]).request(LAYOUT, ("head",)) == Sum(blocks=("body",))
+    # Where the personal blocks of a task are at the input, the decoder is what follows them.
+    assert create("pflda").request(LAYOUT, ("body",)) == Sum(blocks=("head",))
     assert not create("pflda").has_global_model
     with pytest.raises(LayoutMismatchError, match="no block 'tail'"):
         create("pflda", decoder=["tail"]).request(LAYOUT, ("head",))
@@ -385,6 +434,18 @@ def test_pflsensing_keeps_the_top_blocks_of_v_between_full_rounds() -> None:
     # The next round is a full one again: both move.
     again, _ = sensing(x, here.personal, top_k=1, period=2)
     assert weights_kept(again.personal)["high"] < 0.75
+
+
+@pytest.mark.parametrize("order", [("low", "high"), ("high", "low")])
+def test_which_of_equal_blocks_pflsensing_keeps_is_not_up_to_the_file(order: tuple[str, str]) -> None:
+    weights = {f"{name}: alpha": [0.75] for name in order}
+    kept = blocks(**weights, **{"rounds taken": [1.0]})
+    here, _ = sensing([0.4, 0.3, -0.2], {**FROM_V, **kept}, top_k=1, period=2)
+    now = weights_kept(here.personal)
+    assert now["low"] == 0.75
+    assert now["high"] != 0.75
+    assert here.traces == {"alpha": pytest.approx(now)}
+    assert set(here.traces) == set(create("pflsensing").notes)
 
 
 def test_pflsensing_predicts_with_blocks_only() -> None:
@@ -560,6 +621,7 @@ def test_what_leaves_is_what_was_asked_for_in_three_rounds(name: str) -> None:
         ("pfedme", {"beta": 0.0}),
         ("pflda", {"lam": -1.0}),
         ("pflda", {"decoder": "head"}),
+        ("pflda", {"simple": "perhaps"}),
         ("pflsensing", {"period": 0}),
         ("pflsensing", {"top_k": -1}),
         ("pflsensing", {"alpha_rate": 0.0}),

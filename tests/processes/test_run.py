@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from secure_fl import traces
 from secure_fl.cli import app
 from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
 from secure_fl.privacy.ledger import read_ledger
@@ -111,6 +112,26 @@ def check_that_none_gives_the_same(masked: dict[str, object], out: Path, folder:
     up = plain["bytes_up_per_node_round"]
     assert isinstance(up, float)
     assert (up < 1000) == (masked["strategy"] in {"local", "pflda"})  # nothing, and a head of few parameters
+
+
+@pytest.mark.parametrize("engine", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
+def test_what_a_site_notes_stays_in_its_folder_and_is_drawn(tmp_path: Path, engine: str) -> None:
+    out = tmp_path / "out"
+    summary = (summary_here if engine == "threads" else summary_of)(
+        "--task", "digits", "--strategy", "pflsensing", "--engine", engine, "--nodes", "3", "--rounds", "2",
+        "--set", "strategy.epochs=1", "--out", str(out),
+    )  # fmt: skip
+    assert summary.keys() == SUMMARY
+    assert not list((out / "coordinator").rglob("traces*"))
+    for site in ("site-01", "site-02", "site-03"):
+        noted = traces.read(out / "nodes" / site / "traces.jsonl")
+        assert list(noted) == [1, 2]
+        for number in noted:
+            assert list(noted[number]["alpha"]) == ["features", "hidden", "head"]
+            assert all(0 <= value <= 1 for value in noted[number]["alpha"].values())
+    # Two drawings, for a screen and a phone, with a line for each block.
+    chart = (out / "report.html").read_text().split("<figcaption>alpha", 1)[1].split("</figure>", 1)[0]
+    assert [chart.count(f"<title>{block}: ") for block in ("features", "hidden", "head")] == [2, 2, 2]
 
 
 def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:

@@ -20,11 +20,12 @@ from secure_fl import protect
 from secure_fl.protect.base import RequestKind
 from secure_fl.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.report import Step, render
-from secure_fl.report.charts import nice_step, spread
+from secure_fl.report.drawing import nice_step, spread
 from secure_fl.report.text import duration, escape, fit, ranges, size
 from secure_fl.settings import set_dotted
 from secure_fl.simulation.run import next_steps
 from secure_fl.study import Study
+from secure_fl.traces import Traces
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror='alert(2)'>&\x00\ud800\u202e"
@@ -422,6 +423,30 @@ def test_regression_shows_the_error() -> None:
     assert "0.0375" in text
     assert "Accuracy after" not in text
     assert rows(page, "Every site")[0][2] == "0.775"
+
+
+def test_what_sites_noted_is_drawn_by_part_of_the_model() -> None:
+    record = study(rounds=3)
+    settings = Study.parse({"strategy": {"name": "pflsensing"}})
+    notes = {
+        name: {at: {"alpha": {"body": 0.5, "<b>": index / 4}} for at in (1, 2, 3)}
+        for index, name in enumerate(record.roster)
+    }
+    notes["site-00"] = {1: {"alpha": {"body": math.nan}}, 2: {"other": {}}}
+    page = render(record, summary(record), settings, notes=notes)
+    assert "α of each block" in Page(page).text
+    shown = [svg for svg in drawings(page) if (svg.get("aria-label") or "").startswith("alpha after each round")]
+    assert len(shown) == 2  # wide and narrow
+    for svg in shown:
+        assert svg.get("aria-label") == "alpha after each round. At the end: body 0.50, <b> 0.50."
+        lines = [group for group in svg.iter("g") if "line" in group.get("class", "")]
+        assert [group.findtext("title") for group in lines] == ["body: 0.50 after round 3", "<b>: 0.50 after round 3"]
+        (band,) = svg.iter("polygon")  # from 1/4 to 3/4; the sites agree on the other
+        assert len((band.get("points") or "").split()) == 6
+    empty: list[dict[str, dict[int, Traces]] | None]
+    empty = [None, {}, {"site-00": {}}, {"site-00": {1: {"alpha": {"body": math.nan}}}}]
+    for nothing in empty:
+        assert "noted for themselves" not in render(record, summary(record), settings, notes=nothing)
 
 
 def test_no_rounds_and_one_round() -> None:

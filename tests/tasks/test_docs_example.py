@@ -1,15 +1,23 @@
-"""The task in the documentation is the one that is tested."""
+"""The examples in the documentation are the ones that are tested."""
 
 from __future__ import annotations
 
+import runpy
+import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
+import torch
+from safetensors.numpy import save_file
 
 from secure_fl.errors import DataError
+from secure_fl.study import Study
 from secure_fl.tasks import create
 from secure_fl.tasks.base import PartitionSettings, Share, Source, Task
+from secure_fl.tasks.model_blocks import layout_of, read_blocks
 from tests.tasks.learning import train
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -66,3 +74,32 @@ def test_no_table_is_refused(task: Task, tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("age,weight,pressure\n")
     with pytest.raises(DataError, match="0 rows"):
         task.load(Source(path=tmp_path / "empty.csv"))
+
+
+def test_the_decoder_of_a_run_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = Study.parse({"task": {"name": "sine", "width": 16}, "strategy": {"name": "pflda"}})
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(study.to_table()))
+    sine = create("sine", {"width": 16})
+    torch.manual_seed(0)
+    model = sine.model()
+    decoder, phi = model.get_submodule("decoder"), torch.linspace(-0.5, 0.5, 100)[:, None]
+    optimiser = torch.optim.Adam(decoder.parameters(), lr=1e-2)
+    for _ in range(200):
+        optimiser.zero_grad()
+        sine.loss(decoder(phi), torch.sin(2 * torch.pi * (phi + 0.2))).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    kept = tmp_path / "coordinator" / "state" / "studies" / "x" / "checkpoints"
+    kept.mkdir(parents=True)
+    save_file(
+        layout_of(sine, model).select(("decoder",)).tensors(read_blocks(sine, model)), kept / "000001.safetensors"
+    )
+    out = tmp_path / "decoder.svg"
+    monkeypatch.setattr(sys, "argv", ["sine_decoder.py", str(tmp_path), str(out)])
+    runpy.run_path(str(DOCS / "examples" / "sine_decoder.py"), run_name="__main__")
+    assert capsys.readouterr().out in {
+        f"the nearest sine explains {99 + part / 10}% of the decoder\n" for part in range(11)
+    }
+    paths = [path for path in ET.parse(out).iter("{http://www.w3.org/2000/svg}path") if path.get("class") != "leader"]  # noqa: S314
+    assert [path.get("d", "").count("L") for path in paths] == [200, 200]
