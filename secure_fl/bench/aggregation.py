@@ -177,10 +177,12 @@ class Aggregation:
                 nodes[name] = protection.node(self._context, member, mine, SystemRandomness())
             encoded[name] = values
         answers: list[list[_Answer]] = []
+        uploading = False  # from here on, those who are gone are gone
         while isinstance(now, Ask):
             answers.append([])
+            uploading = uploading or now.phase == _UPLOAD
             for name, message in now.messages.items():
-                if name in self._gone and now.phase == _UPLOAD:
+                if name in self._gone and uploading:
                     continue
                 with seconds.of_node(name):
                     said = nodes[name].answer(now.phase, message)

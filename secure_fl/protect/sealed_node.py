@@ -88,8 +88,9 @@ class SealedNode:
             "deliver": self._deliver,
         }
         self._phases = list(self._acts)
+        self._met: SignedCohort | None = None
         if self._restored:
-            self._cohort = self._read_roster(self._memory.now.roster)
+            self._met = self._read_roster(self._memory.now.roster)
 
     def answer(self, phase: str, message: Message) -> Message:
         """Answer a phase. Time runs forwards only; a restart forgets how far, but not what was decided."""
@@ -131,13 +132,19 @@ class SealedNode:
         manifests = parse(Roster, raw).manifests
         return SignedCohort(self._context, manifests, protocol="sealed").vouched(self._me.vouch)
 
+    @property
+    def _cohort(self) -> SignedCohort:
+        if self._met is None:
+            raise ProtectionError("this node was never told who takes part")
+        return self._met
+
     # --- upload -----------------------------------------------------------------------------------------------
 
     def _upload(self, message: Message) -> Message:
         if self._restored:
             raise RestartedError("this node has no memory of what it trained for this attempt")
         raw = read_bulky(message)
-        self._cohort = self._read_roster(raw)
+        self._met = self._read_roster(raw)
         if self._manifest not in parse(Roster, raw).manifests:
             raise ProtectionError("this node's own manifest is missing or was changed")
         groups = sealed_groups(self._context, self._cohort, self._me.name)
