@@ -51,6 +51,14 @@ class SealedMemories:
         elif not hmac.compare_digest(self.now.decision, digest):
             raise ProtectionError("this node has answered for another opening of the same uploads")
 
+    def decide_scores(self, digest: bytes) -> None:
+        """The same for distances: answers about other shares under the same zeros would show what those hide."""
+        if not self.now.scores:
+            self.now.scores = digest
+            self._save()
+        elif not hmac.compare_digest(self.now.scores, digest):
+            raise ProtectionError("this node has answered about other sketches of the same uploads")
+
     def _save(self) -> None:
         nonce = self._randomness.bytes(_NONCE_BYTES)
         plain = self.now.SerializeToString()

@@ -110,15 +110,17 @@ class SealedDelivery(_message.Message):
     def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[SealedReply, _Mapping]]] = ...) -> None: ...
 
 class SealedMemory(_message.Message):
-    __slots__ = ("envelope_key", "reply_key", "roster", "upload", "decision")
+    __slots__ = ("envelope_key", "reply_key", "roster", "upload", "decision", "scores")
     ENVELOPE_KEY_FIELD_NUMBER: _ClassVar[int]
     REPLY_KEY_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     envelope_key: bytes
     reply_key: bytes
     roster: bytes
     upload: bytes
     decision: bytes
-    def __init__(self, envelope_key: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., roster: _Optional[bytes] = ..., upload: _Optional[bytes] = ..., decision: _Optional[bytes] = ...) -> None: ...
+    scores: bytes
+    def __init__(self, envelope_key: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., roster: _Optional[bytes] = ..., upload: _Optional[bytes] = ..., decision: _Optional[bytes] = ..., scores: _Optional[bytes] = ...) -> None: ...
