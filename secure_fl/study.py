@@ -107,9 +107,19 @@ class ProtectionSection(Settings):
     kind: str = "masked"
     colluders: int = Field(1, ge=0, le=limits.NODES)
     min_cohort: int | None = Field(None, ge=3, le=limits.NODES)
-    bits: int = Field(16, ge=4, le=24)
+    bits: int = Field(16, ge=4, le=24)  # without a word, what suits the protection
     clip: float = Field(1.0, gt=0)
     reference_samples: int | None = Field(None, ge=1)
+    # `sealed` only: recipients of a combination download the uploads in it and combine them themselves.
+    recompute: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suitable_bits(cls, values: Any) -> Any:
+        kind = values.get("kind") if isinstance(values, Mapping) else None
+        if kind not in protect.known() or "bits" in values:
+            return values
+        return {**values, "bits": protect.resolve(kind).bits}
 
 
 class PrivacySection(Settings):
@@ -286,5 +296,5 @@ class Study(Settings):
                 f"{sites} sites, but nothing is opened with fewer than {self.min_cohort(kind)} contributors",
                 advice="enrol more sites (in a simulation: --nodes)",
             )
-        self.codec().require_room(contributors=max(sites, 1), ring_bits=32)
+        protection.require_room(kind, nodes=max(sites, 1), bits=self.protection.bits)
         return layout
