@@ -381,7 +381,9 @@ class StudyRunner:
     async def _wait_for_holders(self, machine: RoundMachine) -> None:
         """Beyond the deadline, where what was uploaded is not lost yet: until enough of those who vanished are back."""
         told = False
-        while machine.missing:
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self.study.rounds.patience
+        while machine.missing and loop.time() < patience:
             if not told:
                 told = True
                 log.warning("%d more sites have to come back for phase %r", machine.missing, machine.phase)

@@ -139,6 +139,8 @@ class RoundsSection(Settings):
     phase_deadline: float = Field(60.0, gt=0, le=86400)  # every later phase
     gather: float = Field(60.0, ge=0, le=86400)  # waiting for sites before a round
     attempts: int = Field(3, ge=1, le=100)
+    # `sealed`: how long uploads wait for enough holders of their keys to come back, beyond the deadline.
+    patience: float = Field(7 * 86400.0, ge=0, le=366 * 86400)
 
 
 class MetricsSection(Settings):
