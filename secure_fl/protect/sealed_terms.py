@@ -35,18 +35,20 @@ class Terms:
 
     @staticmethod
     def of(context: RoundContext) -> Terms:
-        """Those of a round; raises `OverflowInvariantError` where the ring has no room for it."""
-        nodes = len(context.invited)
-        combining = context.kind is RequestKind.COMBINE
+        """Those of a round."""
+        return Terms.among(context.kind, nodes=len(context.invited), bits=context.bits)
+
+    @staticmethod
+    def among(kind: RequestKind, *, nodes: int, bits: int) -> Terms:
+        """Those of a round among so many; raises `OverflowInvariantError` where the ring has no room for it."""
+        combining = kind is RequestKind.COMBINE
         terms = Terms(
             weight_sum=row_total(nodes) if combining else nodes,
-            limit=2 ** (context.bits - 1) - 1,
+            limit=int(2 ** (bits - 1)) - 1,
             error=Gaussian(SIGMA if combining else SUM_SIGMA),
         )
         if terms.scale < 1:
-            raise OverflowInvariantError(
-                f"values of {context.bits} bits of {nodes} nodes do not fit the ring; use fewer protection.bits"
-            )
+            raise OverflowInvariantError(f"values of {bits} bits of {nodes} nodes do not fit the ring")
         return terms
 
     @property
