@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -231,7 +231,7 @@ class SealedNode:
             for envelope in self._from_everybody(uploads, said.envelopes)
         }
         answers = sealed_scores.score(shares, order=self._cohort.names)
-        self._memory.decide_scores(_asked("scores", uploads.digest, said.envelopes))
+        self._memory.decide("score", _asked(uploads.digest, said.envelopes))
         return say_bulky(self._replies(answers, purpose=b"score" + uploads.digest))
 
     def _uploads(self, commits: Sequence[SealedCommit]) -> Uploads:
@@ -291,6 +291,7 @@ class SealedNode:
         uploads = self._uploads(said.commits)
         if self._me.name not in uploads.commits:
             raise ProtectionError("a row is asked of a node that did not upload")
+        self._memory.decide("row", _asked(uploads.digest, said.replies))
         row: Mapping[str, int] = {}
         try:
             row = self._mine.attend(self._distances(uploads, said.replies))
@@ -330,7 +331,7 @@ class SealedNode:
             for group in opened
             for present in [[name for name in uploads.names if name in group.holders]]
         ]
-        self._memory.decide(_asked("sum", uploads.digest, said.envelopes))
+        self._memory.decide("open", _asked(uploads.digest, said.envelopes))
         return say(SealedSums(shares=[total.tobytes() for total in sums]))
 
     def _open_rows(self, said: SealedOpening, uploads: Uploads) -> Message:
@@ -345,7 +346,7 @@ class SealedNode:
                 for group in served
             ]
             plain[recipient] = b"".join(total.tobytes() for total in totals)
-        self._memory.decide(_asked("rows", rows.digest, said.envelopes))
+        self._memory.decide("open", _asked(rows.digest, said.envelopes))
         return say_bulky(self._replies(plain, purpose=b"open" + rows.digest))
 
     def _key_shares(self, uploads: Uploads, envelopes: Sequence[SealedEnvelope]) -> dict[tuple[str, int], Elements]:
@@ -436,10 +437,10 @@ class SealedNode:
         return np.concatenate(parts) if parts else np.empty(0, ELEMENT)
 
 
-def _asked(what: str, digest: bytes, envelopes: Sequence[SealedEnvelope]) -> bytes:
-    """All that an answer depends on.
+def _asked(digest: bytes, parts: Iterable[SealedEnvelope | SealedReply]) -> bytes:
+    """All that an answer depends on: what was signed, and what nobody signed, the envelopes or replies.
 
-    The envelopes too: nobody signed them, and an answer that is sealed under the same key must be the same answer.
+    Those too: what is sealed under one key must be one message, and other replies would have other distances weighed.
     """
-    sealed = (envelope.SerializeToString(deterministic=True) for envelope in envelopes)
-    return hashlib.sha256(transcript("sealed question", what.encode(), digest, *sealed)).digest()
+    fields = (part.SerializeToString(deterministic=True) for part in parts)
+    return hashlib.sha256(transcript("sealed question", digest, *fields)).digest()

@@ -137,7 +137,7 @@ class Table:
     def decided(self, name: str) -> bool:
         """Whether the node has bound itself to an opening."""
         memory = self.remembers(name)
-        return memory is not None and bool(memory.decision)
+        return memory is not None and "open" in memory.decided
 
     def refuses(self, name: str, message: Message, error: type[SecureFLError] | tuple[type[SecureFLError], ...]) -> Any:
         """The node answers with an error, has decided nothing, and in this process gives nothing ever after."""

@@ -6,9 +6,9 @@ and, once the row is opened, K = Σ w_j·s_j. Where all updates are zero (dead i
     u = Σ w_j·y_j − a·K = Σ w_j·e_j,  an integer that is small enough to be known exactly.
 
 (e_1, e_2, e_3) is then a point of a coset of the lattice {v ∈ Z³ : W·v = 0}. If the lattice is sparse against the
-errors, the shortest point of the coset is it, and where the second shortest is much longer there is hardly a doubt. Each
-such coordinate is an exact linear equation a·s_j = y_j − e_j in each key: with as many as a key has coefficients, linear
-algebra gives all three keys. The guard's kernel rule is about just this (docs/guard.md).
+errors, the shortest point of the coset is it, and where the second shortest is much longer there is hardly a doubt.
+Each such coordinate is an exact linear equation a·s_j = y_j − e_j in each key: with as many as a key has coefficients,
+linear algebra gives all three keys. The guard's kernel rule is about just this (docs/guard.md).
 """
 
 from __future__ import annotations
