@@ -88,7 +88,8 @@ class SealedNode:
             "open": self._open,
             "deliver": self._deliver,
         }
-        self._phases = list(self._acts)
+        summing = context.kind is RequestKind.SUM
+        self._phases = ["advertise", "upload", "open"] if summing else list(self._acts)
         self._met: SignedCohort | None = None
         if self._restored:
             self._met = self._read_roster(self._memory.now.roster)
