@@ -211,8 +211,9 @@ class Study(Settings):
         """
         from secure_fl import tasks  # creating a task needs torch, which reading a study does not
 
-        task = tasks.create(self.task.name, self.task.settings).settings.model_dump(mode="json")
-        strategy = self.make_strategy().settings.model_dump(mode="json")
+        # A default of "nothing" stays away: a TOML file has no word for it, and must give the same hash.
+        task = tasks.create(self.task.name, self.task.settings).settings.model_dump(mode="json", exclude_none=True)
+        strategy = self.make_strategy().settings.model_dump(mode="json", exclude_none=True)
         return self.model_copy(
             update={
                 "task": self.task.model_copy(update={"settings": task}),
@@ -224,8 +225,7 @@ class Study(Settings):
         """The study as it would stand in a TOML file."""
         table: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
         for section in ("task", "strategy"):
-            # TOML has no word for "nothing"; a setting that is not there means the same.
-            settings = {key: value for key, value in table[section].pop("settings").items() if value is not None}
+            settings = table[section].pop("settings")
             table[section] = {key: value for key, value in table[section].items() if value} | settings
         return table
 

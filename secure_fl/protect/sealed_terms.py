@@ -16,7 +16,7 @@ from secure_fl.errors import OverflowInvariantError, ProtectionError
 from secure_fl.protect.base import Integers, RequestKind, RoundContext, Totals
 from secure_fl.protect.combining import SIGMA, row_total
 from secure_fl.protect.sealed_error import Gaussian
-from secure_fl.protect.sealed_field import HALF, Elements, from_signed, to_signed
+from secure_fl.protect.sealed_field import HALF, Elements, from_signed, to_signed, wrap
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import Randomness
 
@@ -70,11 +70,12 @@ class Terms:
         """out = Δ·values + e."""
         if values.min(initial=0) < -self.limit or values.max(initial=0) > self.limit:
             raise OverflowInvariantError("a value is outside the study's fixed-point range")
-        scale = np.int64(self.scale)
+        scale = np.int32(self.scale)  # Δ·L + bound is at most HALF: 32 bits hold every step
         for start in range(0, values.size, _PIECE):
-            part = values[start : start + _PIECE] * scale
+            part = out[start : start + _PIECE].view(np.int32)
+            np.multiply(values[start : start + _PIECE], scale, out=part)
             part += self.error.draw(randomness, part.size)
-            out[start : start + _PIECE] = from_signed(part)
+            wrap(part)
 
     def decode(self, elements: Elements) -> Totals:
         """Σ w·x behind opened elements, nearest multiples of Δ. Raises if no honest round could have opened them."""

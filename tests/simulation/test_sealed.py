@@ -27,7 +27,7 @@ def memories(fed: Federation, name: str) -> list[Path]:
 
 
 async def _until(fed: Federation, event: str) -> None:
-    while all(kind != event for kind, _ in fed.events):
+    while all(kind != event for kind, _ in fed.events):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 
 
