@@ -22,7 +22,7 @@ from node.config import NodeFile
 from node.jobs import FEATURES, Job, Result, layout_to_json
 from node.policy import Policy
 from node.store import StudyStore, load_blocks, save_blocks
-from secure_fl import logs
+from secure_fl import logs, traces
 from secure_fl.blocks import Layout
 from secure_fl.errors import ProtectionError, RestartedError, SecureFLError
 from secure_fl.events import Listener, ignore
@@ -237,7 +237,9 @@ class Round:
 
     def _attend(self, squared_distances: Mapping[str, float], *, total: int) -> Mapping[str, int]:
         """How this site weighs those who uploaded: the strategy's word, in whole numbers."""
-        return whole_weights(self._strategy.attend(self._site.me.name, squared_distances), total)
+        row = whole_weights(self._strategy.attend(self._site.me.name, squared_distances), total)
+        traces.note(self._store.rows, self._first.round, {"asked": row})
+        return row
 
     async def _protect_and_send(
         self, half: NodeHalf, kind: RequestKind, reservation: Reservation, metrics: SiteMetrics

@@ -15,6 +15,7 @@ _BUILT_IN: dict[str, str] = {
     "fedala": "secure_fl.strategies.fedala:FedALA",
     "fedamp": "secure_fl.strategies.fedamp:FedAMP",
     "fedavg": "secure_fl.strategies.fedavg:FedAvg",
+    "fedcca": "secure_fl.strategies.fedcca:FedCCA",
     "fedper": "secure_fl.strategies.fedper:FedPer",
     "fedprox": "secure_fl.strategies.fedprox:FedProx",
     "fedrep": "secure_fl.strategies.fedrep:FedRep",

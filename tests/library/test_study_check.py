@@ -39,7 +39,7 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "_BUILT_IN", dict(strategies._BUILT_IN))
 
 
-COMBINING = ("fedamp",)
+COMBINING = ("fedamp", "fedcca")
 
 
 def test_the_defaults_pass() -> None:

@@ -134,6 +134,31 @@ def test_what_a_site_notes_stays_in_its_folder_and_is_drawn(tmp_path: Path, engi
     assert [chart.count(f"<title>{block}: ") for block in ("features", "hidden", "head")] == [2, 2, 2]
 
 
+def test_sites_select_their_own_domain_and_the_report_shows_whom(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    summary = summary_here(
+        "--task", "digits", "--strategy", "fedcca", "--protection", "none", "--engine", "threads", "--nodes", "8",
+        "--rounds", "2", "--set", "simulation.partition=rotated", "--set", "simulation.domains=2",
+        "--set", "strategy.criterion=1.0", "--set", "strategy.epochs=1", "--out", str(out),
+    )  # fmt: skip
+    opened = summary["combinations_opened"]
+    assert isinstance(opened, int)
+    assert opened >= 8
+    assert not list((out / "coordinator").rglob("rows*"))
+    asked = {}
+    for index in range(1, 9):
+        rows = traces.read(out / "nodes" / f"site-0{index}" / "rows.jsonl")
+        assert list(rows) == [1, 2]
+        asked[index] = rows[1]["asked"]
+        assert sum(asked[index].values()) == 64
+    # Sites take turns at the domains.
+    foreign = [peer for index, row in asked.items() for peer in row if (int(peer[-1]) - index) % 2]
+    assert len(foreign) <= 4
+    page = (out / "report.html").read_text()
+    assert f"combined, {opened} in all" in page
+    assert page.count("asked for site-01 in ") == 2 * 8
+
+
 def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:
     summary = summary_here(
         "--task", "tests.support.task:Line", "--engine", "threads", "--nodes", "3", "--rounds", "2",
