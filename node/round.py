@@ -193,6 +193,7 @@ class Round:
             personal_to=str(self._store.path("personal", number)),
             model_to=str(self._store.model),
             traces_to=str(self._store.traces),
+            budget=file.policy.upload_parameters,
         )
         begun = time.monotonic()
         result = await self._site.executor.run(job)
@@ -213,6 +214,7 @@ class Round:
             )
         training = self._first.kind == pb.ROUND_KIND_TRAIN
         update = load_blocks(self._update_path()) if training else {}
+        self._site.policy.check_upload(sum(vector.size for vector in update.values()))
         layout = Layout(tuple(shape for shape in context.layout if shape.name != METRICS_BLOCK))
         contribution, clipped = encode_update(
             update, layout=layout, codec=self._study.codec(), weight=weight, stream=stream

@@ -14,6 +14,7 @@ _BUILT_IN: dict[str, str] = {
     "ditto": "secure_fl.strategies.ditto:Ditto",
     "fedala": "secure_fl.strategies.fedala:FedALA",
     "fedamp": "secure_fl.strategies.fedamp:FedAMP",
+    "fedasa": "secure_fl.strategies.fedasa:FedASA",
     "fedavg": "secure_fl.strategies.fedavg:FedAvg",
     "fedcca": "secure_fl.strategies.fedcca:FedCCA",
     "fedper": "secure_fl.strategies.fedper:FedPer",
