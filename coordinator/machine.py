@@ -48,6 +48,19 @@ class RoundMachine:
         now = self._now
         return frozenset(now.asked) - now.answered - self.left.keys()
 
+    @property
+    def missing(self) -> int:
+        """How many answers are worth waiting for beyond any deadline."""
+        return self._half.missing
+
+    def readmit(self, node: str) -> bool:
+        """Ask `node` again, which had vanished from this phase; whether there was anything to ask."""
+        now = self._now
+        if node not in now.asked or node in now.answered or self.left.get(node) != "NotConnected":
+            return False
+        del self.left[node]
+        return True
+
     def question(self, node: str) -> tuple[str, Message] | None:
         """What `node` is being asked, if it may still answer."""
         now = self._now

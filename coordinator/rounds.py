@@ -291,6 +291,7 @@ class StudyRunner:
                     self._sessions.send(node, announcement)
             begun = asyncio.get_running_loop().time()
             await self._wait_for_answers(machine, self._deadline(position))
+            await self._wait_for_holders(machine)
             self._emit("phase-closed", phase=machine.phase, seconds=asyncio.get_running_loop().time() - begun)
             async with self._lock:
                 self._require_whole()
@@ -376,6 +377,22 @@ class StudyRunner:
                     self._away_since.pop(node, None)
                 elif loop.time() - self._away_since.setdefault(node, loop.time()) > self._grace:
                     machine.leave(node, "NotConnected")
+
+    async def _wait_for_holders(self, machine: RoundMachine) -> None:
+        """Beyond the deadline, where what was uploaded is not lost yet: until enough of those who vanished are back."""
+        told = False
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self.study.rounds.patience
+        while machine.missing and loop.time() < patience:
+            if not told:
+                told = True
+                log.warning("%d more sites have to come back for phase %r", machine.missing, machine.phase)
+                self._emit("waiting-for-holders", phase=machine.phase, missing=machine.missing)
+            for node in self._sessions.ready(self.id):
+                if machine.readmit(node) and (announcement := self.catch_up(node)) is not None:
+                    self._sessions.send(node, announcement)
+            await self._next_change(1.0)
+            self._require_whole()
 
     async def _next_change(self, timeout: float) -> None:  # noqa: ASYNC109
         try:

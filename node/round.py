@@ -31,6 +31,7 @@ from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vect
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.base import Contribution, Message, NodeHalf, Protection, RequestKind, RoundContext
 from secure_fl.protect.combining import row_total, whole_weights
+from secure_fl.protect.memory import Memory
 from secure_fl.protect.sketch import sketch
 from secure_fl.protect.weights import WEIGHT_UNITS, quantise_weight
 from secure_fl.randomness import KeyStream, Randomness
@@ -120,6 +121,9 @@ class Round:
 
     async def _take_part(self) -> None:
         announcement = self._first
+        if announcement.phase != self._phases()[0]:
+            await self._go_on(announcement)
+            return
         self._check(announcement)
         layout = self._layout
         received = await self._fetch(announcement, layout)
@@ -128,19 +132,35 @@ class Round:
             result = await self._train(layout, received)
             context = self._context(announcement, layout)
             contribution = self._encode(context, result)
-            half = self._protection.node(context, self._site.me, contribution, self._randomness("protect"))
-            await self._protect_and_send(half, context.kind, reservation, result.metrics)
+            half = self._half(context, contribution)
+            await self._protect_and_send(half, reservation, result.metrics)
         except BaseException as error:
             if not self._left_the_node:
                 reason = error.code if isinstance(error, SecureFLError) else type(error).__name__
                 self._site.accountant.release(reservation, reason=reason)
             raise
 
-    def _check(self, announcement: pb.PhaseAnnouncement) -> None:
-        """2. Check the announcement against the approved study and the site's policy."""
+    async def _go_on(self, announcement: pb.PhaseAnnouncement) -> None:
+        """After a restart: take part in the later phases, if the protection remembers. What was charged stays so."""
         self._site.policy.check_announcement(self._study, announcement)
-        if announcement.phase != self._phases()[0]:
+        if self._memory().load() is None:
             raise RestartedError("this node has no memory of the round's earlier phases")
+        self._store.require_under_way(*self.key)
+        context = self._context(announcement, self._layout)
+        half = self._half(context, self._attentive(context, Contribution(blocks={}, weight=WEIGHT_UNITS)))
+        self._left_the_node = True
+        await self._protect_and_send(half, None, SiteMetrics())
+
+    def _half(self, context: RoundContext, contribution: Contribution) -> NodeHalf:
+        randomness = self._randomness("protect")
+        return self._protection.node(context, self._site.me, contribution, randomness, self._memory())
+
+    def _memory(self) -> Memory:
+        return self._store.memory(*self.key)
+
+    def _check(self, announcement: pb.PhaseAnnouncement) -> None:
+        """2. Check the announcement against the approved study, the site's policy, and what was announced before."""
+        self._site.policy.check_announcement(self._study, announcement)
         cohort = hashlib.sha256("\n".join(sorted(announcement.invited)).encode() + announcement.model.digest)
         self._store.advance(announcement.round, announcement.attempt, cohort.digest())
 
@@ -228,14 +248,13 @@ class Round:
             vector = to_vector(result.metrics, ceiling=self._study.metrics.ceiling)
             values, _ = metrics_codec(protection.bits).encode(vector, weight=weight, stream=stream)
             contribution = replace(contribution, blocks={**contribution.blocks, METRICS_BLOCK: values})
-        if context.kind is not RequestKind.COMBINE:
-            return contribution
-        vectors = load_blocks(self._features_path()) if context.attention else {}
-        return replace(
-            contribution,
-            sketch=sketch(vectors[FEATURES], binding=context.binding) if vectors else None,
-            attend=partial(self._attend, total=row_total(len(context.invited))),
-        )
+        if context.attention:
+            features = load_blocks(self._features_path())[FEATURES]
+            contribution = replace(contribution, sketch=sketch(features, binding=context.binding))
+        return self._attentive(context, contribution)
+
+    def _attentive(self, context: RoundContext, contribution: Contribution) -> Contribution:
+        return replace(contribution, attend=partial(self._attend, total=row_total(len(context.invited))))
 
     def _attend(self, squared_distances: Mapping[str, float], *, total: int) -> Mapping[str, int]:
         """How this site weighs those who uploaded: the strategy's word, in whole numbers."""
@@ -243,37 +262,38 @@ class Round:
         traces.note(self._store.rows, self._first.round, {"asked": row})
         return row
 
-    async def _protect_and_send(
-        self, half: NodeHalf, kind: RequestKind, reservation: Reservation, metrics: SiteMetrics
-    ) -> None:
+    async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:
         """8.–10. Phase by phase: let the protection answer, charge the site, send."""
-        phases = self._protection.phases(kind)
-        for position, phase in enumerate(phases):
-            if position:
-                await self._next_phase(phase)
-            if position == 1:
-                # Whoever announces a second phase has every first answer: it has no reason to begin again.
-                self._store.spend(*self.key)
+        phases = self._phases()
+        while True:
+            phase = self._current.phase
             answer = half.answer(phase, await self._question())
             if phase == phases[-1]:
                 # Before the last word is sent: once it arrives the round may be over, and this task with it.
                 self._keep(half)
             carries = phase == self._protection.carrier
             header = self._header(phase, answer, metrics if carries else None)
-            if carries:
+            if carries and reservation is not None:
                 # 9. Charge durably, then send: a byte that may have left is a byte that left.
                 self._site.accountant.commit(reservation, release=self._release(header))
                 self._left_the_node = True
             await self._site.session.upload(header, answer.bulk)
             self._emit("answered", phase=phase, bytes=len(answer.bulk) + len(answer.body))
+            if phase == phases[-1]:
+                return
+            await self._next_phase(phases[phases.index(phase) + 1 :])
+            if phase == phases[0]:
+                # Whoever announces a second phase has every first answer: it has no reason to begin again.
+                self._store.spend(*self.key)
 
-    async def _next_phase(self, phase: str) -> None:
+    async def _next_phase(self, later: tuple[str, ...]) -> None:
         # Waiting for others is no fault of this node: the coordinator announces, or closes the round.
         self._allow(None)
         announcement = await self._asked.get()
         self._site.policy.check_announcement(self._study, announcement)
-        if announcement.phase != phase or announcement.model.digest != self._first.model.digest:
-            raise ProtectionError(f"phase {announcement.phase!r} was announced where {phase!r} follows")
+        # Not every phase asks every node; whether one may be left out is for the protection to say.
+        if announcement.phase not in later or announcement.model.digest != self._first.model.digest:
+            raise ProtectionError(f"phase {announcement.phase!r} was announced where {later[0]!r} follows")
         self._current = announcement
         self._allow(announcement)
 

@@ -181,7 +181,10 @@ class Node:
 
     def _close_round(self, study_id: str, closed: pb.RoundClosed) -> None:
         participation = self._studies.get(study_id)
-        if participation is None or participation.round is None or participation.task is None:
+        if participation is None:
+            return
+        participation.store.forget()
+        if participation.round is None or participation.task is None:
             return
         if participation.round.key == (closed.round, closed.attempt) and not participation.task.done():
             # The round went on without this node, or failed: training further would be for nothing.
@@ -190,8 +193,10 @@ class Node:
     def _close_study(self, study_id: str, closed: pb.StudyClosed) -> None:
         log.info("study %s is %s", study_id[:12], "finished" if closed.finished else f"aborted ({closed.reason})")
         participation = self._studies.pop(study_id, None)
-        if participation is not None and participation.task is not None:
-            participation.task.cancel()
+        if participation is not None:
+            participation.store.forget()
+            if participation.task is not None:
+                participation.task.cancel()
         if self._until_done and not self._studies:
             self.stop()
 

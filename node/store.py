@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,7 @@ class StudyStore:
                 advice="if the coordinator was restored from a backup, stop the study there and submit a new one",
             )
         if mine != last:
+            self.forget()
             write_atomically(path, json.dumps(mine).encode())
 
     def spend(self, number: int, attempt: int) -> None:
@@ -102,6 +104,20 @@ class StudyStore:
         same update twice, and two sums of it over survivors that differ by one site reveal that site's.
         """
         write_atomically(self.folder / "cursor.json", json.dumps((number, attempt, _SPENT)).encode())
+
+    def require_under_way(self, number: int, attempt: int) -> None:
+        """Raise `RefusedError` unless this node has gone beyond the first phase of just this attempt."""
+        if read_cursor(self.folder / "cursor.json") != (number, attempt, _SPENT):
+            raise RefusedError("this attempt is not the one that this node took part in last")
+
+    def memory(self, number: int, attempt: int) -> AttemptMemory:
+        """Where a protection keeps what it must not forget of an attempt."""
+        return AttemptMemory(self.folder / f"memory-{number}-{attempt}.bin")
+
+    def forget(self) -> None:
+        """Erase what was remembered of attempts: they are over."""
+        for path in self.folder.glob("memory-*.bin"):
+            path.unlink(missing_ok=True)
 
     def scratch(self, name: str) -> Path:
         """A file of the round under way."""
@@ -139,6 +155,26 @@ class StudyStore:
             raise StorageError(f"{path}: cannot be written ({error.strerror})") from error
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMemory:
+    """A protection's memory of one attempt: a file that only this user reads."""
+
+    path: Path
+
+    def load(self) -> bytes | None:
+        """What was saved last; None if nothing was."""
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    def save(self, content: bytes) -> None:
+        """Whole and durable when it returns."""
+        write_atomically(self.path, content, mode=0o600)
 
 
 def read_cursor(path: Path) -> tuple[int, int, str]:

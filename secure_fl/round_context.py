@@ -34,5 +34,6 @@ def round_context(
         bits=study.protection.bits,
         colluders=study.protection.colluders,
         min_cohort=study.min_cohort(kind),
+        recompute=kind is RequestKind.COMBINE and study.protection.recompute,
         attention=kind is RequestKind.COMBINE and study.make_strategy().attention,
     )

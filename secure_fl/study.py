@@ -107,9 +107,19 @@ class ProtectionSection(Settings):
     kind: str = "masked"
     colluders: int = Field(1, ge=0, le=limits.NODES)
     min_cohort: int | None = Field(None, ge=3, le=limits.NODES)
-    bits: int = Field(16, ge=4, le=24)
+    bits: int = Field(16, ge=4, le=24)  # without a word, what suits the protection
     clip: float = Field(1.0, gt=0)
     reference_samples: int | None = Field(None, ge=1)
+    # `sealed` only: recipients of a combination download the uploads in it and combine them themselves.
+    recompute: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suitable_bits(cls, values: Any) -> Any:
+        kind = values.get("kind") if isinstance(values, Mapping) else None
+        if kind not in protect.known() or "bits" in values:
+            return values
+        return {**values, "bits": protect.resolve(kind).bits}
 
 
 class PrivacySection(Settings):
@@ -129,6 +139,8 @@ class RoundsSection(Settings):
     phase_deadline: float = Field(60.0, gt=0, le=86400)  # every later phase
     gather: float = Field(60.0, ge=0, le=86400)  # waiting for sites before a round
     attempts: int = Field(3, ge=1, le=100)
+    # `sealed`: how long uploads wait for enough holders of their keys to come back, beyond the deadline.
+    patience: float = Field(7 * 86400.0, ge=0, le=366 * 86400)
 
 
 class MetricsSection(Settings):
@@ -199,8 +211,9 @@ class Study(Settings):
         """
         from secure_fl import tasks  # creating a task needs torch, which reading a study does not
 
-        task = tasks.create(self.task.name, self.task.settings).settings.model_dump(mode="json")
-        strategy = self.make_strategy().settings.model_dump(mode="json")
+        # A default of "nothing" stays away: a TOML file has no word for it, and must give the same hash.
+        task = tasks.create(self.task.name, self.task.settings).settings.model_dump(mode="json", exclude_none=True)
+        strategy = self.make_strategy().settings.model_dump(mode="json", exclude_none=True)
         return self.model_copy(
             update={
                 "task": self.task.model_copy(update={"settings": task}),
@@ -212,8 +225,7 @@ class Study(Settings):
         """The study as it would stand in a TOML file."""
         table: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
         for section in ("task", "strategy"):
-            # TOML has no word for "nothing"; a setting that is not there means the same.
-            settings = {key: value for key, value in table[section].pop("settings").items() if value is not None}
+            settings = table[section].pop("settings")
             table[section] = {key: value for key, value in table[section].items() if value} | settings
         return table
 
@@ -286,5 +298,5 @@ class Study(Settings):
                 f"{sites} sites, but nothing is opened with fewer than {self.min_cohort(kind)} contributors",
                 advice="enrol more sites (in a simulation: --nodes)",
             )
-        self.codec().require_room(contributors=max(sites, 1), ring_bits=32)
+        protection.require_room(kind, nodes=max(sites, 1), bits=self.protection.bits)
         return layout

@@ -15,6 +15,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,27 @@ from secure_fl.identity.certificates import TrustStore, utc_now
 from secure_fl.identity.member import Member
 from secure_fl.protect.base import (
     Ask,
+    BlockSum,
     Contribution,
     CoordinatorHalf,
+    Integers,
     Message,
+    NodeHalf,
+    Opened,
     OpenedSums,
     Protection,
     RequestKind,
     RoundContext,
 )
 from secure_fl.protect.cohort import smallest_cohort
+from secure_fl.protect.combining import row_total, whole_weights
 from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import KeyStream, SystemRandomness
 
 _BLOCK = "model"
 _UPLOAD = "upload"  # the phase every protection moves its bulk in
-_CLIP, _BITS, _COLLUDERS = 1.0, 16, 1
+_CLIP, _COLLUDERS = 1.0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +59,12 @@ class Figures:
     seconds_total: float
     seconds_node_max: float
     seconds_coordinator: float
+    seconds_opening: float  # of everybody, once the last upload is in
     bytes_up_per_node: int
     bytes_per_parameter: float
     max_error: float
     exact: bool
+    combinations_opened: int
     peak_memory_bytes: int
 
 
@@ -108,8 +116,8 @@ class _Answer:
 class Aggregation:
     """The same members and the same updates for every protection."""
 
-    def __init__(self, *, nodes: int, parameters: int, dropouts: int, folder: Path) -> None:
-        if dropouts < 0 or nodes - dropouts < smallest_cohort(RequestKind.SUM, _COLLUDERS):
+    def __init__(self, *, nodes: int, parameters: int, dropouts: int, kind: RequestKind, folder: Path) -> None:
+        if dropouts < 0 or nodes - dropouts < smallest_cohort(kind, _COLLUDERS):
             raise UsageError(
                 f"{nodes} nodes with {dropouts} dropouts leave too few to open anything",
                 advice="more --nodes or fewer --dropouts",
@@ -121,124 +129,182 @@ class Aggregation:
         self._updates: dict[str, Vector] = {
             name: rng.uniform(-_CLIP, _CLIP, parameters).astype(np.float32) for name in self._members
         }
-        self._codec = FixedPoint(bits=_BITS, clip=_CLIP)
-        block = BlockShape(name=_BLOCK, tensors=(TensorShape(name="w", shape=(parameters,)),))
-        self._context = RoundContext(
+        # For a combine: what each node wants of each other. Between half and all, so that the guard has no objection.
+        self._shares = {
+            name: dict(zip(self._members, rng.uniform(0.5, 1, nodes).tolist(), strict=True)) for name in self._members
+        }
+        self._kind = kind
+        self._layout = Layout((BlockShape(name=_BLOCK, tensors=(TensorShape(name="w", shape=(parameters,)),)),))
+
+    def measure(self, protection: Protection, *, repeat: int, note: Callable[[], None]) -> Figures:
+        """Run `repeat` times and keep the quickest."""
+        runs = []
+        for _ in range(repeat):
+            runs.append(_Run(protection, self._context(protection), self._folder, self._gone))
+            runs[-1].play(self._members, self._updates, self._shares)
+            note()
+        best = min(runs, key=lambda run: run.seconds.total)
+        up = best.bytes_up()
+        exact, error = best.compare(self._updates)
+        return Figures(
+            seconds_total=best.seconds.total,
+            seconds_node_max=max(best.seconds.nodes.values()),
+            seconds_coordinator=best.seconds.coordinator,
+            seconds_opening=best.seconds.total - best.uploaded,
+            bytes_up_per_node=up,
+            bytes_per_parameter=up / self._layout.size,
+            max_error=error,
+            exact=exact,
+            combinations_opened=len(best.opened) if self._kind is RequestKind.COMBINE else 0,
+            peak_memory_bytes=runs[-1].replay(),  # whose uploads are still on disk
+        )
+
+    def _context(self, protection: Protection) -> RoundContext:
+        return RoundContext(
             study_id="0" * 64,
             round=1,
             attempt=1,
             base_model=bytes(32),
             invited=tuple(self._members),
             roster={name: member.certificate.fingerprint for name, member in self._members.items()},
-            layout=Layout((block,)),
-            kind=RequestKind.SUM,
-            bits=_BITS,
+            layout=self._layout,
+            kind=self._kind,
+            bits=protection.bits,
             colluders=_COLLUDERS,
-            min_cohort=smallest_cohort(RequestKind.SUM, _COLLUDERS),
+            min_cohort=smallest_cohort(self._kind, _COLLUDERS),
         )
 
-    def measure(self, protection: Protection, *, repeat: int, note: Callable[[], None]) -> Figures:
-        """Run `repeat` times and keep the quickest."""
-        best: _Seconds | None = None
-        for _ in range(repeat):
-            seconds = _Seconds()
-            opened, answers, exact, error = self._run(protection, seconds)
-            if best is None or seconds.total < best.total:
-                best = seconds
-            note()
-        if best is None:
-            raise UsageError("--repeat is at least 1")
-        sent = dict.fromkeys(opened.cohort, 0)
-        for answer in (answer for phase in answers for answer in phase if answer.node in sent):
-            sent[answer.node] += len(answer.message.body) + answer.bulk.size
-        up = max(sent.values())
-        return Figures(
-            seconds_total=best.total,
-            seconds_node_max=max(best.nodes.values()),
-            seconds_coordinator=best.coordinator,
-            bytes_up_per_node=up,
-            bytes_per_parameter=up / max(1, self._context.layout.size),
-            max_error=error,
-            exact=exact,
-            peak_memory_bytes=self._replay(protection, answers),
-        )
 
-    def _run(self, protection: Protection, seconds: _Seconds) -> tuple[OpenedSums, list[list[_Answer]], bool, float]:
+class _Run:
+    """One round, from floats to opened totals."""
+
+    def __init__(self, protection: Protection, context: RoundContext, folder: Path, gone: frozenset[str]) -> None:
+        self.seconds = _Seconds()
+        self.uploaded = 0.0  # of all seconds, those until the last upload was in
+        self.opened: dict[str, tuple[Mapping[str, int], BlockSum]] = {}  # weights and totals, by who opened them
+        self._protection = protection
+        self._context = context
+        self._codec = FixedPoint(bits=context.bits, clip=_CLIP)
+        self._folder = folder
+        self._gone = gone
+        self._answers: list[list[_Answer]] = []
+        self._encoded: dict[str, Integers] = {}
+        self._cohort: tuple[str, ...] = ()
+
+    def play(
+        self, members: Mapping[str, Member], updates: Mapping[str, Vector], shares: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        seconds, nodes = self.seconds, {}
+        rows: dict[str, Mapping[str, int]] = {}
         with seconds.of_coordinator():
-            half = protection.coordinator(self._context)
-            now: Ask | object = half.begin()
-        nodes = {}
-        encoded = {}
-        for name, member in self._members.items():
+            half = self._protection.coordinator(self._context)
+            now: Ask | Opened = half.begin()
+
+        def attend(name: str, there: Mapping[str, float]) -> Mapping[str, int]:
+            wanted = {peer: shares[name][peer] for peer in there}
+            rows[name] = whole_weights(wanted, row_total(len(members)))
+            return rows[name]
+
+        for name, member in members.items():
             with seconds.of_node(name):
                 stream = KeyStream(SystemRandomness().bytes(32))
-                values, _ = self._codec.encode(self._updates[name], weight=WEIGHT_UNITS, stream=stream)
-                mine = Contribution(blocks={_BLOCK: values}, weight=WEIGHT_UNITS)
-                nodes[name] = protection.node(self._context, member, mine, SystemRandomness())
-            encoded[name] = values
-        answers: list[list[_Answer]] = []
-        uploading = False  # from here on, those who are gone are gone
+                values, _ = self._codec.encode(updates[name], weight=WEIGHT_UNITS, stream=stream)
+                mine = Contribution(blocks={_BLOCK: values}, weight=WEIGHT_UNITS, attend=partial(attend, name))
+                nodes[name] = self._protection.node(self._context, member, mine, SystemRandomness())
+            self._encoded[name] = values
+        there = list(members)
         while isinstance(now, Ask):
-            answers.append([])
-            uploading = uploading or now.phase == _UPLOAD
-            for name, message in now.messages.items():
-                if name in self._gone and uploading:
-                    continue
-                with seconds.of_node(name):
-                    said = nodes[name].answer(now.phase, message)
-                path = self._folder / f"{now.phase}-{name}"
-                path.write_bytes(said.bulk)
-                with seconds.of_coordinator():
-                    # The coordinator compares an upload with its digest as it arrives.
-                    bulk = _OnDisk(path, len(said.bulk), hashlib.sha256(said.bulk).digest())
-                    half.accept(name, replace(said, bulk=b""), bulk)
-                answers[-1].append(_Answer(name, replace(said, bulk=b""), bulk))
+            if now.phase == _UPLOAD:  # from here on, those who are gone are gone
+                there = [name for name in there if name not in self._gone]
+            self._answers.append([])
+            for name in there:
+                if name in now.messages:
+                    self._exchange(half, now, name, nodes[name])
+            uploading = now.phase == _UPLOAD
             with seconds.of_coordinator():
                 now = half.close()
-        if not isinstance(now, OpenedSums):
-            raise UsageError(f"{protection.name} opened no sum")
-        return now, answers, *self._compare(now, encoded)
+            if uploading:
+                self.uploaded = seconds.total
+        self._cohort = now.cohort
+        if isinstance(now, OpenedSums):
+            self.opened[""] = dict.fromkeys(now.cohort, 1), now.blocks[_BLOCK]
+        else:
+            self.opened = {name: (rows[name], nodes[name].combination()[_BLOCK]) for name in now.recipients}
 
-    def _compare(self, opened: OpenedSums, encoded: Mapping[str, Any]) -> tuple[bool, float]:
+    def _exchange(self, half: CoordinatorHalf, ask: Ask, name: str, node: NodeHalf) -> None:
+        with self.seconds.of_coordinator():
+            message = ask.messages[name]
+        with self.seconds.of_node(name):
+            said = node.answer(ask.phase, message)
+        path = self._folder / f"{ask.phase}-{name}"
+        path.write_bytes(said.bulk)
+        with self.seconds.of_coordinator():
+            # The coordinator compares an upload with its digest as it arrives.
+            bulk = _OnDisk(path, len(said.bulk), hashlib.sha256(said.bulk).digest())
+            half.accept(name, replace(said, bulk=b""), bulk)
+        self._answers[-1].append(_Answer(name, replace(said, bulk=b""), bulk))
+
+    def bytes_up(self) -> int:
+        """Of the node that sent most."""
+        sent = dict.fromkeys(self._cohort, 0)
+        for answer in (answer for phase in self._answers for answer in phase if answer.node in sent):
+            sent[answer.node] += len(answer.message.body) + answer.bulk.size
+        return max(sent.values())
+
+    def compare(self, updates: Mapping[str, Vector]) -> tuple[bool, float]:
         """Against the integers that were added, and against the mean of the floats they stand for."""
-        block = opened.blocks[_BLOCK]
-        total = np.zeros(self._context.layout.size, np.int64)
-        mean = np.zeros(self._context.layout.size, np.float64)
-        for name in opened.cohort:
-            total += encoded[name]
-            mean += self._updates[name]
-        mean /= len(opened.cohort)
-        error = float(np.abs(self._codec.decode(block) - mean).max(initial=0)) / _CLIP
-        return bool((block.total == total).all()), error
+        exact, error = bool(self.opened), 0.0
+        noise = self._protection.noise(self._context)
+        for row, block in self.opened.values():
+            total = np.zeros(self._context.layout.size, np.int64)
+            mean = np.zeros(self._context.layout.size, np.float64)
+            for name, weight in row.items():
+                total += weight * self._encoded[name].astype(np.int64)
+                mean += weight * updates[name]
+            mean /= sum(row.values())
+            exact = exact and bool(np.abs(block.total - total).max(initial=0) <= noise)
+            error = max(error, float(np.abs(self._codec.decode(block) - mean).max(initial=0)) / _CLIP)
+        return exact, error
 
-    def _replay(self, protection: Protection, answers: list[list[_Answer]]) -> int:
+    def replay(self) -> int:
+        """The coordinator's memory at its highest, while it takes the same answers again."""
         tracemalloc.start()
         try:
-            half: CoordinatorHalf = protection.coordinator(self._context)
-            half.begin()
-            for phase in answers:
+            half: CoordinatorHalf = self._protection.coordinator(self._context)
+            now: Ask | Opened = half.begin()
+            for phase in self._answers:
                 for answer in phase:
+                    if isinstance(now, Ask):
+                        now.messages[answer.node]  # what it forms to ask this
                     half.accept(answer.node, answer.message, answer.bulk)
-                half.close()
+                now = half.close()
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
 
 
 def run(
-    *, nodes: int, parameters: int, dropouts: int, protections: tuple[str, ...], repeat: int, note: Callable[[], None]
+    *,
+    nodes: int,
+    parameters: int,
+    dropouts: int,
+    protections: tuple[str, ...],
+    repeat: int,
+    note: Callable[[], None],
+    combine: bool = False,
 ) -> dict[str, Any]:
     """The JSON object of `secure-fl bench aggregation`."""
+    kind = RequestKind.COMBINE if combine else RequestKind.SUM
     resolved = {name: protect.resolve(name) for name in protections}
     for name, protection in resolved.items():
-        if RequestKind.SUM not in protection.serves:
-            raise UsageError(f"protection {name!r} opens no sums")
+        if kind not in protection.serves:
+            raise UsageError(f"protection {name!r} does not serve {kind.value!r}")
     with tempfile.TemporaryDirectory() as folder:
-        made = Aggregation(nodes=nodes, parameters=parameters, dropouts=dropouts, folder=Path(folder))
+        made = Aggregation(nodes=nodes, parameters=parameters, dropouts=dropouts, kind=kind, folder=Path(folder))
         figures = {
             name: asdict(made.measure(protection, repeat=repeat, note=note)) for name, protection in resolved.items()
         }
-    return {"nodes": nodes, "parameters": parameters, "dropouts": dropouts, "protections": figures}
+    return {"nodes": nodes, "parameters": parameters, "dropouts": dropouts, "combine": combine, "protections": figures}
 
 
 def _enrol(folder: Path, nodes: int) -> dict[str, Member]:

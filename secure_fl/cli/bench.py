@@ -32,7 +32,8 @@ def aggregation(
     nodes: Annotated[int, typer.Option(min=3, max=256, help="How many take part.")] = 10,
     parameters: Annotated[int, typer.Option(min=1, help="Of the model, per node.")] = 1_000_000,
     dropouts: Annotated[int, typer.Option(min=0, help="How many vanish just before they upload.")] = 0,
-    protections: Annotated[str, typer.Option(help="Separated by commas; without it all that open sums.")] = "",
+    protections: Annotated[str, typer.Option(help="Separated by commas; without it all that can.")] = "",
+    combine: Annotated[bool, typer.Option(help="Every node its own combination, instead of one sum.")] = False,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each; the quickest counts.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -43,7 +44,8 @@ def aggregation(
 
     Example: secure-fl bench aggregation --nodes 10 --parameters 1000000 --dropouts 3 --json
     """
-    able = tuple(name for name in protect.known() if RequestKind.SUM in protect.resolve(name).serves)
+    kind = RequestKind.COMBINE if combine else RequestKind.SUM
+    able = tuple(name for name in protect.known() if kind in protect.resolve(name).serves)
     chosen = tuple(name.strip() for name in protections.split(",")) if protections else able
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task("aggregating", total=repeat * len(chosen))
@@ -53,20 +55,21 @@ def aggregation(
             dropouts=dropouts,
             protections=chosen,
             repeat=repeat,
+            combine=combine,
             note=lambda: progress.advance(task),
         )
     if as_json:
         typer.echo(json.dumps(result))
         return
     typer.echo(f"{nodes} nodes × {parameters:,} parameters, {dropouts} dropouts")
-    table = Table("", "all s", "node s", "hub s", "bytes up", "B/par", "max error", "exact", "MiB", box=SIMPLE_HEAD)
+    table = Table("", "all s", "node s", "hub s", "opening s", "B/par", "max error", "exact", "MiB", box=SIMPLE_HEAD)
     for name, figures in result["protections"].items():
         table.add_row(
             name,
             f"{figures['seconds_total']:.3f}",
             f"{figures['seconds_node_max']:.3f}",
             f"{figures['seconds_coordinator']:.3f}",
-            f"{figures['bytes_up_per_node']:,}",
+            f"{figures['seconds_opening']:.3f}",
             f"{figures['bytes_per_parameter']:.2f}",
             f"{figures['max_error']:.1e}",
             "yes" if figures["exact"] else "NO",

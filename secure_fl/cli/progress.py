@@ -52,6 +52,8 @@ class RunProgress:
         match kind:
             case "listening":
                 self._describe("sites are connecting")
+            case "waiting-for-holders":
+                self._describe(f"waiting for {fields['missing']} more sites to come back")
             case "waiting":
                 self._describe(f"waiting for sites ({fields['ready']} of {fields['roster']})")
             case "round-started":

@@ -242,6 +242,14 @@ class Protection(Protocol):
         """How many of `nodes` have to stay to the end for anything to be opened."""
         ...
 
+    def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:
+        """Raise `OverflowInvariantError` if values of so many bits of so many nodes could overflow."""
+        ...
+
+    def noise(self, context: RoundContext) -> int:
+        """How far an opened total may be from the integers that went into it. Zero for most."""
+        ...
+
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """What each party learns, in sentences for a site operator."""
         ...

@@ -28,9 +28,11 @@ MAX_BITS = 24
 
 _FLOAT32 = np.finfo(np.float32)
 
-# What values are scaled in, rounded in, and the random bits: a value of 16 bits and 16 places fit an int32.
+# What values are scaled in, rounded in, and the random bits. Up to 20 bits, 32 hold a value and at least 12 places;
+# what float32 loses beyond its 24 bits, it had not in the first place.
 _NARROW = (np.float32, np.int32, np.dtype("<u2"))
 _WIDE = (np.float64, np.int64, np.dtype("<u4"))
+_NARROW_BITS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +69,13 @@ class FixedPoint:
         if not 0 < weight <= WEIGHT_UNITS:
             raise OverflowInvariantError(f"a weight of {weight}/{WEIGHT_UNITS} would leave the range")
         encoded = np.empty(values.size, np.int32)
-        narrow = self.bits <= 16 and self.scale * 2**16 < float(_FLOAT32.max)
+        narrow = self.bits <= _NARROW_BITS and self.scale * 2**16 < float(_FLOAT32.max)
         reals, integers, coins = _NARROW if narrow else _WIDE
-        places = 8 * coins.itemsize
+        places = min(16, 32 - self.bits) if narrow else 32
+        spare = 8 * coins.itemsize - places
         edge = reals(self.limit * 2.0**places)  # exact: its mantissa has fewer than `bits` bits
         factor = reals(self.scale * weight / WEIGHT_UNITS * 2.0**places)
+        tame = self.clip * (1 - 2.0**-20)  # no rounding lifts what is below this beyond the edge
         count = min(_CHUNK, values.size)
         buffer, rounded, bits = (
             np.empty(count, reals),
@@ -89,11 +93,12 @@ class FixedPoint:
                 clipped += int(np.count_nonzero(np.abs(given) > self.clip))
                 given = np.clip(given, -self.clip, self.clip)
             np.multiply(given, factor, out=part)
-            # ω ≤ 1 bounds the magnitude by `edge`; this guards the invariant against rounding of the factor.
-            np.clip(part, -edge, edge, out=part)
+            if max(-low, high) > tame:
+                # ω ≤ 1 bounds the magnitude by `edge`; this guards the invariant against rounding of the factor.
+                np.clip(part, -edge, edge, out=part)
             whole[:] = part
             stream.fill(bits, given.size * coins.itemsize)
-            np.add(whole, np.frombuffer(bits, coins, given.size), out=whole)
+            np.add(whole, np.right_shift(np.frombuffer(bits, coins, given.size), spare), out=whole)
             np.right_shift(whole, places, out=whole)
             encoded[start : start + _CHUNK] = whole
         return encoded, clipped

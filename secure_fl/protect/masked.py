@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from secure_fl.identity.member import Member
 from secure_fl.protect.base import Contribution, CoordinatorHalf, NodeHalf, RequestKind, RoundContext
+from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.masked_coordinator import MaskedCoordinator, largest_upload
 from secure_fl.protect.masked_node import MaskedNode
 from secure_fl.protect.memory import Memory
@@ -54,6 +55,14 @@ class Masked:
     def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
         """Enough to open shares, too."""
         return max(min_cohort, threshold(nodes, colluders))
+
+    def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:  # noqa: ARG002
+        """At least one value per word."""
+        FixedPoint(bits=bits, clip=1.0).require_room(contributors=nodes, ring_bits=32)
+
+    def noise(self, context: RoundContext) -> int:  # noqa: ARG002
+        """None: sums are exact."""
+        return 0
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:  # noqa: ARG002
         """What each party learns."""

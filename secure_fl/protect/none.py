@@ -28,6 +28,7 @@ from secure_fl.protect.base import (
 )
 from secure_fl.protect.cohort import holders, require_cohort
 from secure_fl.protect.combining import require_row, row_total, servable
+from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.guard import releasable
 from secure_fl.protect.memory import Memory
 from secure_fl.protect.sketch import LIMIT, SIZE, in_units, squared_distance
@@ -79,6 +80,14 @@ class UnsafeNone:
     def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:  # noqa: ARG002
         """As many as an opened value needs."""
         return min_cohort
+
+    def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:  # noqa: ARG002
+        """Sums stay within 32 bits, so that whoever takes its place has room, too."""
+        FixedPoint(bits=bits, clip=1.0).require_room(contributors=nodes, ring_bits=32)
+
+    def noise(self, context: RoundContext) -> int:  # noqa: ARG002
+        """None: sums are exact."""
+        return 0
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """Plain words for a plain protection."""

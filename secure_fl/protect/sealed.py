@@ -13,6 +13,7 @@ from secure_fl.protect.base import Contribution, CoordinatorHalf, NodeHalf, Requ
 from secure_fl.protect.memory import Memory, ProcessMemory
 from secure_fl.protect.sealed_coordinator import SealedCoordinator, largest_upload
 from secure_fl.protect.sealed_node import SealedNode
+from secure_fl.protect.sealed_terms import Terms
 from secure_fl.protect.signed_cohort import threshold
 from secure_fl.randomness import Randomness
 
@@ -55,6 +56,14 @@ class Sealed:
     def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
         """Enough to open keys, too."""
         return max(min_cohort, threshold(nodes, colluders))
+
+    def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:
+        """A scale of at least 1."""
+        Terms.among(kind, nodes=nodes, bits=bits)
+
+    def noise(self, context: RoundContext) -> int:
+        """What the errors of all uploads can add up to."""
+        return Terms.of(context).noise
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """What each party learns."""

@@ -76,6 +76,8 @@ class SealedNode:
         self._randomness = randomness
         self._terms = Terms.of(context)
         self._memory = SealedMemories(memory, me, context, randomness)
+        self._envelope_key = X25519PrivateKey.from_private_bytes(self._memory.now.envelope_key)
+        self._reply_key = X25519PrivateKey.from_private_bytes(self._memory.now.reply_key)
         self._opened: dict[str, BlockSum] = {}
         self._restored = self._memory.restored
         self._position = -1
@@ -118,14 +120,6 @@ class SealedNode:
         )
         self._manifest = manifest
         return say(manifest)
-
-    @property
-    def _envelope_key(self) -> X25519PrivateKey:
-        return X25519PrivateKey.from_private_bytes(self._memory.now.envelope_key)
-
-    @property
-    def _reply_key(self) -> X25519PrivateKey:
-        return X25519PrivateKey.from_private_bytes(self._memory.now.reply_key)
 
     def _read_roster(self, raw: bytes) -> SignedCohort:
         """Everybody who takes part, verified and vouched for now."""

@@ -16,7 +16,7 @@ from secure_fl.errors import OverflowInvariantError, ProtectionError
 from secure_fl.protect.base import Integers, RequestKind, RoundContext, Totals
 from secure_fl.protect.combining import SIGMA, row_total
 from secure_fl.protect.sealed_error import Gaussian
-from secure_fl.protect.sealed_field import HALF, Elements, from_signed, to_signed
+from secure_fl.protect.sealed_field import HALF, Elements, from_signed, to_signed, wrap
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import Randomness
 
@@ -35,18 +35,20 @@ class Terms:
 
     @staticmethod
     def of(context: RoundContext) -> Terms:
-        """Those of a round; raises `OverflowInvariantError` where the ring has no room for it."""
-        nodes = len(context.invited)
-        combining = context.kind is RequestKind.COMBINE
+        """Those of a round."""
+        return Terms.among(context.kind, nodes=len(context.invited), bits=context.bits)
+
+    @staticmethod
+    def among(kind: RequestKind, *, nodes: int, bits: int) -> Terms:
+        """Those of a round among so many; raises `OverflowInvariantError` where the ring has no room for it."""
+        combining = kind is RequestKind.COMBINE
         terms = Terms(
             weight_sum=row_total(nodes) if combining else nodes,
-            limit=2 ** (context.bits - 1) - 1,
+            limit=int(2 ** (bits - 1)) - 1,
             error=Gaussian(SIGMA if combining else SUM_SIGMA),
         )
         if terms.scale < 1:
-            raise OverflowInvariantError(
-                f"values of {context.bits} bits of {nodes} nodes do not fit the ring; use fewer protection.bits"
-            )
+            raise OverflowInvariantError(f"values of {bits} bits of {nodes} nodes do not fit the ring")
         return terms
 
     @property
@@ -68,11 +70,12 @@ class Terms:
         """out = Δ·values + e."""
         if values.min(initial=0) < -self.limit or values.max(initial=0) > self.limit:
             raise OverflowInvariantError("a value is outside the study's fixed-point range")
-        scale = np.int64(self.scale)
+        scale = np.int32(self.scale)  # Δ·L + bound is at most HALF: 32 bits hold every step
         for start in range(0, values.size, _PIECE):
-            part = values[start : start + _PIECE] * scale
+            part = out[start : start + _PIECE].view(np.int32)
+            np.multiply(values[start : start + _PIECE], scale, out=part)
             part += self.error.draw(randomness, part.size)
-            out[start : start + _PIECE] = from_signed(part)
+            wrap(part)
 
     def decode(self, elements: Elements) -> Totals:
         """Σ w·x behind opened elements, nearest multiples of Δ. Raises if no honest round could have opened them."""

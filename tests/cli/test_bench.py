@@ -17,7 +17,7 @@ from secure_fl.study import Study
 
 FIELDS = {
     "seconds_total", "seconds_node_max", "seconds_coordinator", "bytes_up_per_node", "bytes_per_parameter", "max_error",
-    "exact", "peak_memory_bytes",
+    "exact", "peak_memory_bytes", "seconds_opening", "combinations_opened",
 }  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def bench(*arguments: str) -> dict[str, Any]:
 def test_the_contract() -> None:
     told = bench("--nodes", "5", "--parameters", "20000", "--dropouts", "1", "--repeat", "2")
     assert (told["nodes"], told["parameters"], told["dropouts"]) == (5, 20000, 1)
-    assert told["protections"].keys() == {"none", "masked"}
+    assert told["protections"].keys() == {"none", "masked", "sealed"}
     for figures in told["protections"].values():
         assert figures.keys() == FIELDS
         assert figures["exact"] is True

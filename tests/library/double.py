@@ -39,6 +39,7 @@ from secure_fl.protect.base import (
     Totals,
 )
 from secure_fl.protect.cohort import holders, require_cohort
+from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.memory import Memory
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import KeyStream, Randomness
@@ -84,6 +85,14 @@ class OneTimePad:
     def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
         """As many as an opened value needs."""
         return min_cohort
+
+    def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:
+        """Sums fit 32 bits."""
+        FixedPoint(bits=bits, clip=1.0).require_room(contributors=nodes, ring_bits=32)
+
+    def noise(self, context: RoundContext) -> int:
+        """None: sums are exact."""
+        return 0
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """For `study show`."""

@@ -117,14 +117,17 @@ def test_nan_and_infinity_are_refused_wherever_they_hide(poison: float, position
         FixedPoint(bits=16, clip=1.0).encode(values, weight=64, stream=KeyStream(bytes(32)))
 
 
-@pytest.mark.parametrize(("bits", "coin"), [(4, "<u2"), (20, "<u4")])
-def test_long_vectors_use_fresh_randomness_throughout(bits: int, coin: str) -> None:
+@pytest.mark.parametrize(
+    ("bits", "coin", "places"), [(4, "<u2", 16), (16, "<u2", 16), (20, "<u2", 12), (21, "<u4", 32)]
+)
+def test_long_vectors_use_fresh_randomness_throughout(bits: int, coin: str, places: int) -> None:
     size = 3 * 65_536 + 7
     value = np.float32(0.25)
     codec = FixedPoint(bits=bits, clip=1.0)
     encoded, _ = codec.encode(np.full(size, value), weight=64, stream=KeyStream(bytes(32)))
     coins = np.frombuffer(KeyStream(bytes(32)).bytes(size * np.dtype(coin).itemsize), coin)
-    expected = np.floor(0.25 * codec.limit + coins / 2.0 ** (8 * np.dtype(coin).itemsize))
+    spare = 8 * np.dtype(coin).itemsize - places
+    expected = np.floor(0.25 * codec.limit + (coins >> spare) / 2.0**places)
     assert (encoded == expected).all()
 
 

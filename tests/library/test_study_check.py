@@ -74,7 +74,7 @@ def test_a_protection_that_does_not_serve_sums_is_refused_for_a_sum() -> None:
     expected = "^strategy 'fedavg' needs 'sum', which protection 'combine-only' does not serve$"
     with pytest.raises(SettingsError, match=expected) as caught:
         study(protection={"kind": "combine-only"}).check()
-    assert caught.value.hint == "protections that do: none, masked"
+    assert caught.value.hint == "protections that do: none, masked, sealed"
 
 
 def test_a_protection_that_serves_only_sums_is_refused_for_a_combination() -> None:

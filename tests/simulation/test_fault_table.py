@@ -22,7 +22,11 @@ from tests.support.network import CORRUPT, CUT, DEAF, DELAY, DUPLICATE, HANG, RE
 from tests.support.outcomes import Ending, ending
 from tests.support.training import Faults
 
-PHASES = {"none": ("upload",), "masked": ("advertise", "share", "upload", "consistency", "unmask")}
+PHASES = {
+    "none": ("upload",),
+    "masked": ("advertise", "share", "upload", "consistency", "unmask"),
+    "sealed": ("advertise", "upload", "open"),
+}
 ROWS = [(protection, phase) for protection, phases in PHASES.items() for phase in phases]
 COLUMNS = (
     "node crash",
@@ -39,7 +43,7 @@ NODES = 4
 AT_ONCE = 4
 SECOND = 2  # Faults strike in the second round, when there is a committed one to lose.
 # What one site's silence costs where a phase has to run into its deadline.
-SHORT = {"deadline": 1.2, "phase_deadline": 1.2, "gather": 2, "attempts": 2}
+SHORT = {"deadline": 1.2, "phase_deadline": 1.2, "gather": 2, "attempts": 2, "patience": 0}
 SIGNATURE = -10  # A byte of the signature, which stands last in an upload's header.
 LONG = {"deadline": 20, "phase_deadline": 20, "gather": 3}
 

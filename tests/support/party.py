@@ -16,13 +16,14 @@ from secure_fl.identity.member import Member
 from secure_fl.protect.base import BlockSum, Contribution, Message, NodeHalf, RoundContext
 from secure_fl.protect.masked import Masked
 from secure_fl.protect.memory import Memory
+from secure_fl.protect.sealed import Sealed
 from secure_fl.randomness import Randomness
 from tests.library.double import OneTimePad
 from tests.support.training import FakeTraining
 
 
-class PausingPad(OneTimePad):
-    """The double, able to stop where a test wants to kill it."""
+class _Pauses:
+    """A protection whose node half stops where a test wants to kill it."""
 
     def node(
         self,
@@ -33,22 +34,19 @@ class PausingPad(OneTimePad):
         memory: Memory | None = None,
     ) -> NodeHalf:
         """The node half, wrapped."""
-        return _Pausing(super().node(context, me, contribution, randomness, memory))
+        return _Pausing(super().node(context, me, contribution, randomness, memory))  # type: ignore[misc]
 
 
-class PausingMasked(Masked):
-    """`masked`, able to stop in the same way."""
+class PausingPad(_Pauses, OneTimePad):
+    """The double."""
 
-    def node(
-        self,
-        context: RoundContext,
-        me: Member,
-        contribution: Contribution,
-        randomness: Randomness,
-        memory: Memory | None = None,
-    ) -> NodeHalf:
-        """The node half, wrapped."""
-        return _Pausing(super().node(context, me, contribution, randomness, memory))
+
+class PausingMasked(_Pauses, Masked):
+    """`masked`."""
+
+
+class PausingSealed(_Pauses, Sealed):
+    """`sealed`."""
 
 
 class _Pausing:
@@ -70,6 +68,7 @@ def main() -> int:
     """Register what can pause and become the process."""
     protect.register("double", "tests.support.party:PausingPad")
     protect.register("masked", "tests.support.party:PausingMasked")
+    protect.register("sealed", "tests.support.party:PausingSealed")
     role, *arguments = sys.argv[1:]
     if role == "coordinator":
         from coordinator.main import main as run

@@ -1,0 +1,134 @@
+"""`sealed` in a federation: holders that restart go on, uploads wait for enough of them, keys are erased."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.store import NodeStore
+from secure_fl import strategies
+from tests.support.federation import Federation
+from tests.support.training import Faults
+
+SETTINGS: dict[str, Any] = {
+    "study": {"rounds": 2},
+    "protection": {"kind": "sealed"},
+    "rounds": {"deadline": 20, "phase_deadline": 2, "gather": 3},
+}
+COMBINE = {**SETTINGS, "strategy": {"name": "neighbours"}, "metrics": {"share": "none"}}
+
+
+def memories(fed: Federation, name: str) -> list[Path]:
+    """What a node remembers of attempts."""
+    return sorted((fed.workspace.node_folder(name) / "studies" / fed.study.id).glob("memory-*"))
+
+
+async def _until(fed: Federation, event: str) -> None:
+    while all(kind != event for kind, _ in fed.events):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("point", ["announce:open", "before:open", "after:open"])
+def test_a_holder_that_restarts_goes_on_in_the_same_attempt(tmp_path: Path, point: str) -> None:
+    async def scenario() -> None:
+        calm = Federation(tmp_path / "calm", SETTINGS)
+        for name in calm.names:
+            calm.start_node(name)
+        await calm.coordinate()
+        await calm.close()
+
+        fed = Federation(tmp_path / "run", SETTINGS)
+        faults = Faults(point)
+        for name in fed.names[1:]:
+            fed.start_node(name)
+        fed.start_node(fed.names[0], faults)
+        study = asyncio.create_task(fed.coordinate())
+        await asyncio.wait_for(faults.fired.wait(), 20)
+        if point != "after:open":
+            assert [path.name for path in memories(fed, fed.names[0])] == ["memory-1-1.bin"]
+        fed.start_node(fed.names[0])
+        record = await study
+        assert record is not None
+        assert [round_.attempts for round_ in record.rounds] == [1, 1, 1]
+        assert all(round_.cohort == tuple(fed.names) for round_ in record.rounds)
+        assert fed.model() == calm.model()  # It gave the same shares as it would have given.
+        await fed.close()
+        assert not any(memories(fed, name) for name in fed.names)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_uploads_wait_for_enough_holders_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fed = Federation(tmp_path / "run", {**SETTINGS, "rounds": {**SETTINGS["rounds"], "phase_deadline": 0.5}})
+        faults = [Faults("announce:open"), Faults("announce:open")]
+        for name in fed.names[2:]:
+            fed.start_node(name)
+        for name, fault in zip(fed.names[:2], faults, strict=True):
+            fed.start_node(name, fault)
+        study = asyncio.create_task(fed.coordinate())
+        await asyncio.wait_for(_until(fed, "waiting-for-holders"), 40)  # two of four are there, three are needed
+        assert next(fields for kind, fields in fed.events if kind == "waiting-for-holders")["missing"] == 1
+        await asyncio.sleep(1.5)
+        assert not study.done()
+        assert all(kind != "round-void" for kind, _ in fed.events)
+        fed.start_node(fed.names[0])
+        record = await study
+        assert record is not None
+        assert record.outcome == "finished"
+        assert (record.rounds[0].attempts, record.rounds[0].cohort) == (1, tuple(fed.names))
+        await fed.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
+
+
+def test_what_a_node_remembers_is_unreadable_without_its_key_and_private(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fed = Federation(tmp_path / "run", SETTINGS)
+        faults = Faults("announce:open")
+        for name in fed.names[1:]:
+            fed.start_node(name)
+        fed.start_node(fed.names[0], faults)
+        study = asyncio.create_task(fed.coordinate())
+        await asyncio.wait_for(faults.fired.wait(), 20)
+        (path,) = memories(fed, fed.names[0])
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert b"site-0" not in path.read_bytes()  # the roster is in there, with everybody's name
+        store = NodeStore(fed.workspace.node_folder(fed.names[0])).study(fed.study.id)
+        path.write_bytes(bytes(100))  # damaged: it sits out, and the others go on
+        assert store.memory(1, 1).load() == bytes(100)
+        fed.start_node(fed.names[0])
+        record = await study
+        assert record is not None
+        assert record.outcome == "finished"
+        assert record.rounds[0].attempts == 1
+        await fed.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+@pytest.mark.parametrize("phase", ["row", "open", "deliver"])
+def test_a_recipient_that_restarts_still_gets_its_combination(tmp_path: Path, phase: str) -> None:
+    strategies.register("neighbours", "tests.simulation.test_rounds:Neighbours")
+
+    async def scenario() -> None:
+        fed = Federation(tmp_path / "run", COMBINE, nodes=5)
+        faults = Faults(f"announce:{phase}")
+        for name in fed.names[1:]:
+            fed.start_node(name)
+        fed.start_node(fed.names[0], faults)
+        study = asyncio.create_task(fed.coordinate())
+        await asyncio.wait_for(faults.fired.wait(), 20)
+        fed.start_node(fed.names[0])
+        record = await study
+        assert record is not None
+        assert record.combinations_opened == 2 * 5
+        for name in fed.names:
+            folder = fed.workspace.node_folder(name) / "studies" / fed.study.id
+            assert (folder / "combination-2.safetensors").exists()
+        await fed.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
