@@ -212,7 +212,9 @@ def outputs(task: Task, model: nn.Module, cells: Sequence[str], inputs: Tensor) 
     modules = task.blocks(model)
     caught: dict[str, Tensor] = {}
     hooks = [
-        modules[name].register_forward_hook(lambda _, __, out, name=name: caught.__setitem__(name, out.flatten(1)))
+        modules[name].register_forward_hook(
+            lambda _, __, out, name=name: caught.__setitem__(name, out.detach().flatten(1))
+        )
         for name in cells
     ]
     try:

@@ -159,6 +159,36 @@ def test_sites_select_their_own_domain_and_the_report_shows_whom(tmp_path: Path)
     assert page.count("asked for site-01 in ") == 2 * 8
 
 
+def test_sites_share_as_deep_as_they_choose_and_masks_change_nothing(tmp_path: Path) -> None:
+    summaries = {}
+    for protection in ("none", "masked"):
+        summaries[protection] = summary_here(
+            "--task", "bearings", "--strategy", "fedasa", "--protection", protection, "--engine", "threads",
+            "--nodes", "4", "--rounds", "2", "--set", "simulation.partition=natural", "--set", "task.network=cells",
+            "--set", "task.windows=2", "--set", "strategy.epochs=1", "--set", "strategy.optimizer=adam",
+            "--set", "strategy.learning_rate=0.001", "--set", "strategy.auxiliary_epochs=1",
+            "--set", "strategy.depths=[0,2,4]", "--set", "policy.upload_parameters=50000",
+            "--out", str(tmp_path / protection),
+        )  # fmt: skip
+    sizes = {0: 10_464, 2: 35_168}  # 4 cells are more than the sites' policy lets go
+    nodes = summaries["none"]["nodes"]
+    assert isinstance(nodes, list)
+    for node in nodes:
+        folder = tmp_path / "none" / "nodes" / node["name"]
+        noted = traces.read(folder / "traces.jsonl")
+        assert ["distance" in noted[at] for at in (1, 2)] == [True, False]
+        (depth,) = {int(noted[at]["depth"]["m*"]) for at in (1, 2)}
+        # Two bytes a value, in two rounds and with little around them.
+        assert 0 <= node["bytes_up"] - 2 * 2 * sizes[depth] < 1500
+        model = (folder / "model.safetensors").read_bytes()
+        assert model == (tmp_path / "masked" / "nodes" / node["name"] / "model.safetensors").read_bytes()
+    assert summaries["none"]["mean_accuracy"] == summaries["masked"]["mean_accuracy"]
+    page = Path(str(summaries["masked"]["report"])).read_text()
+    assert "how many cells a site shares" in page
+    assert "59,872 of 323,434" in page
+    assert "@auxiliary" not in page
+
+
 def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:
     summary = summary_here(
         "--task", "tests.support.task:Line", "--engine", "threads", "--nodes", "3", "--rounds", "2",
