@@ -43,8 +43,8 @@ def explain(study: Study) -> tuple[Explanation, ...]:
                 *strategy.explain(),
                 f"Per round: {shared.size:,} of {layout.size:,} parameters, in the blocks "
                 f"{', '.join(shared.names) or '(none)'}.",
-                *_encoding(study, blocks=bool(shared.names)),
-                _metrics(study, hidden=not protection.coordinator_sees_updates),
+                *_encoding(study, request.kind, blocks=bool(shared.names)),
+                _metrics(study, request.kind, hidden=not protection.coordinator_sees_updates),
             ),
         ),
         Explanation(
@@ -77,22 +77,24 @@ def _dropouts(study: Study, kind: RequestKind) -> tuple[str, ...]:
     )
 
 
-def _metrics(study: Study, *, hidden: bool) -> str:
+def _metrics(study: Study, kind: RequestKind, *, hidden: bool) -> str:
     if study.metrics.share == "none":
         return "No measurement (accuracy, loss) leaves the site."
     if study.metrics.share == "per-node":
         return "Each site's measurements (accuracy, loss) and number of samples go to the coordinator in the clear."
     sums = "leave only inside the same sum as the model"
+    if kind is RequestKind.COMBINE:
+        sums = "leave once, when the study ends, inside a sum over all sites"
     return f"Measurements (accuracy, loss) {sums}" + ("." if hidden else ", which this protection does not hide.")
 
 
-def _encoding(study: Study, *, blocks: bool) -> tuple[str, ...]:
+def _encoding(study: Study, kind: RequestKind, *, blocks: bool) -> tuple[str, ...]:
     if not blocks:
         return ()
     return (
         f"Every coordinate is clipped to ±{study.protection.clip:g}, weighted, and rounded to "
         f"{study.protection.bits} bits before it is protected.",
-        _weights(study),
+        _weights(study) if kind is RequestKind.SUM else "Each site decides how much every other counts for it.",
     )
 
 

@@ -79,3 +79,11 @@ def test_weights_are_explained() -> None:
     assert "Every site counts the same" in text()
     assert "protection.reference_samples has no effect" in text(protection={"reference_samples": 500})
     assert "min(1, samples/500)" in text(protection={"reference_samples": 500, "min_cohort": 4})
+
+
+def test_a_combination_is_explained_as_one() -> None:
+    explained = text(strategy={"name": "fedamp"}, protection={"kind": "sealed"})
+    assert "Each site opens its own combination, and nobody else's." in explained
+    assert "Each site decides how much every other counts for it." in explained
+    assert "Measurements (accuracy, loss) leave once, when the study ends" in explained
+    assert "rounded to 20 bits" in explained

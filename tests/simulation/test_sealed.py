@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 from node.store import NodeStore
 from secure_fl import strategies
+from secure_fl.protect.sealed_field import uniform
+from secure_fl.protect.sealed_shares import combine
+from secure_fl.protect.sealed_terms import Terms
 from tests.support.federation import Federation
 from tests.support.training import Faults
 
@@ -130,5 +134,42 @@ def test_a_recipient_that_restarts_still_gets_its_combination(tmp_path: Path, ph
             folder = fed.workspace.node_folder(name) / "studies" / fed.study.id
             assert (folder / "combination-2.safetensors").exists()
         await fed.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_the_coordinators_disk_holds_neither_a_key_nor_an_opened_combination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategies.register("neighbours", "tests.simulation.test_rounds:Neighbours")
+    secrets: list[bytes] = []
+
+    def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            found = function(*arguments, **keywords)
+            secrets.append(found.tobytes()[:64])
+            return found
+
+        return call
+
+    monkeypatch.setattr("secure_fl.protect.sealed_node.combine", remembered(combine))  # Σ w·s, at a recipient
+    monkeypatch.setattr("secure_fl.protect.sealed_node.uniform", remembered(uniform))  # s, at an uploader
+    monkeypatch.setattr(Terms, "decode", remembered(Terms.decode))  # what was opened
+
+    async def scenario() -> None:
+        fed = Federation(tmp_path / "run", {**COMBINE, "study": {"rounds": 1}}, nodes=5)
+        kept: list[bytes] = []
+        for name in fed.names:
+            fed.start_node(name)
+        study = asyncio.create_task(fed.coordinate())
+        folder = fed.workspace.coordinator_file.parent
+        while not study.done():
+            kept += [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.exists()]
+            await asyncio.sleep(0.05)
+        kept += [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+        await fed.close()
+        assert len(secrets) >= 3 * 5
+        assert len({content for content in kept if len(content) > 1000}) > 5  # uploads were on this disk, for a while
+        assert not [secret for secret in secrets if any(secret in content for content in kept)]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
