@@ -29,7 +29,8 @@ from secure_fl.tasks.partition import Indices, divide
 
 WINDOW = 1024
 BINS = WINDOW // 2
-LOCATIONS = ("DE", "FE", "BA")  # drive end, fan end, base plate
+Location: TypeAlias = Literal["DE", "FE", "BA"]  # drive end, fan end, base plate
+LOCATIONS: tuple[Location, ...] = ("DE", "FE", "BA")
 CLASSES = ("normal", "IR007", "B007", "OR007", "IR014", "B014", "OR014", "IR021", "B021", "OR021")
 LOADS = 4  # 0 to 3 hp
 
@@ -62,6 +63,9 @@ class BearingsSettings(TaskSettings):
 
     # At most: a recording may be shorter.
     windows: int = Field(default=40, ge=2, le=100_000)
+    locations: tuple[Location, ...] = Field(default=LOCATIONS, min_length=1)
+    # Not every device has a recording of a healthy bearing; without any, all have the same nine classes.
+    healthy: bool = True
     # Generated data only: deviation of the noise, where the healthy bearing's own vibration is about 0.1.
     noise: float = Field(default=0.05, ge=0)
     network: Literal["mlp", "cells"] = "mlp"
@@ -135,6 +139,14 @@ class Bearings(Task):
 
     def _cut(self, recordings: Mapping[Key, Recording], source: Source) -> LocalData:
         """The windows of a site's share. Recordings of which it holds no window are never made or decoded."""
+        wanted = self.settings.locations
+        recordings = {
+            key: recording
+            for key, recording in recordings.items()
+            if key[0] in wanted and (key[2] or self.settings.healthy)
+        }
+        if not recordings:
+            raise DataError("the data have no recording of the locations and classes that the study is about")
         counts = [min(recording.length // WINDOW, self.settings.windows) for recording in recordings.values()]
         which = np.repeat(np.arange(len(counts)), counts)
         number = np.concatenate([np.arange(count) for count in counts])
