@@ -149,18 +149,16 @@ class SealedCoordinator:
         groups = sealed_groups(self._context, self._cohort, node)
         if said.commit.node != node or said.commit.upload != bulk.sha256:
             raise ProtectionError(f"{node} is committed to another upload")
-        verify_commit(self._cohort, said.commit)
-        combining = self._context.kind is RequestKind.COMBINE
-        if len(said.commit.roots) != (len(groups) if combining and self._context.recompute else 0):
-            raise ProtectionError(f"{node} has too many or too few roots")
+        verify_commit(self._context, self._cohort, said.commit)
         if bulk.size != ELEMENT.itemsize * sum(group.size for group in groups):
             raise ProtectionError("the upload's length does not fit its blocks")
         self._check_envelopes(node, said, len(groups))
         for _ in _pieces(bulk):  # Everything is checked before anything is added.
             pass
         self._envelopes[node] = {envelope.peer: envelope for envelope in said.envelopes}
+        said.commit.DiscardUnknownFields()  # Everybody is sent everybody's commit.
         self._commits[node] = said.commit
-        if combining:
+        if self._context.kind is RequestKind.COMBINE:
             self._bulks[node] = bulk
             return
         self._torn, before = True, self._torn  # A disk may fail half-way, and what was added cannot be taken back.
@@ -190,7 +188,7 @@ class SealedCoordinator:
         if self._torn:
             raise ProtectionError("an upload could be read in part only: the sums are void")
         require_cohort(self._commits, self._context.min_cohort, what="uploads")
-        return Uploads(self._cohort, [self._commits[name] for name in sorted(self._commits)])
+        return Uploads(self._context, self._cohort, [self._commits[name] for name in sorted(self._commits)])
 
     # --- score ------------------------------------------------------------------------------------------------
 

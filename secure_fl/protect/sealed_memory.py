@@ -43,13 +43,14 @@ class SealedMemories:
         self.now.roster, self.now.upload = roster, upload
         self._save()
 
-    def decide(self, digest: bytes) -> None:
-        """Bind this node to one opening for ever, before anything of it is said; `ProtectionError` for another."""
-        if not self.now.decision:
-            self.now.decision = digest
+    def decide(self, phase: str, digest: bytes) -> None:
+        """Bind this node to one question of a phase for ever, before it is answered; `ProtectionError` for another."""
+        decided = self.now.decided.get(phase)
+        if decided is None:
+            self.now.decided[phase] = digest
             self._save()
-        elif not hmac.compare_digest(self.now.decision, digest):
-            raise ProtectionError("this node has answered for another opening of the same uploads")
+        elif not hmac.compare_digest(decided, digest):
+            raise ProtectionError(f"this node has answered another question in phase {phase!r} of this attempt")
 
     def _save(self) -> None:
         nonce = self._randomness.bytes(_NONCE_BYTES)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from secure_fl.errors import ProtectionError, RestartedError
+from secure_fl.errors import ProtectionError, RestartedError, SecureFLError
 from secure_fl.identity.member import Member
+from secure_fl.identity.signing import transcript
 from secure_fl.protect import merkle, sealed_scores
 from secure_fl.protect.base import BlockSum, Contribution, Message, RequestKind, RoundContext
 from secure_fl.protect.combining import check_rows
@@ -89,7 +90,8 @@ class SealedNode:
             "open": self._open,
             "deliver": self._deliver,
         }
-        self._phases = list(self._acts)
+        summing = context.kind is RequestKind.SUM
+        self._phases = ["advertise", "upload", "open"] if summing else list(self._acts)
         self._met: SignedCohort | None = None
         if self._restored:
             self._met = self._read_roster(self._memory.now.roster)
@@ -138,9 +140,10 @@ class SealedNode:
         if self._restored:
             raise RestartedError("this node has no memory of what it trained for this attempt")
         raw = read_bulky(message)
-        self._met = self._read_roster(raw)
+        cohort = self._read_roster(raw)
         if self._manifest not in parse(Roster, raw).manifests:
             raise ProtectionError("this node's own manifest is missing or was changed")
+        self._met = cohort
         groups = sealed_groups(self._context, self._cohort, self._me.name)
         elements: Elements = np.empty(sum(group.size for group in groups), ELEMENT)
         keys = [self._seal_group(group, elements[group.start : group.start + group.size]) for group in groups]
@@ -223,11 +226,12 @@ class SealedNode:
             for envelope in self._from_everybody(uploads, said.envelopes)
         }
         answers = sealed_scores.score(shares, order=self._cohort.names)
+        self._memory.decide("score", _asked(uploads.digest, said.envelopes))
         return say_bulky(self._replies(answers, purpose=b"score" + uploads.digest))
 
     def _uploads(self, commits: Sequence[SealedCommit]) -> Uploads:
         """Who uploaded, verified; of this node, nothing but its own upload is believed."""
-        uploads = Uploads(self._cohort, commits)
+        uploads = Uploads(self._context, self._cohort, commits)
         mine = uploads.commits.get(self._me.name)
         if mine is not None and mine.upload != self._memory.now.upload:
             raise ProtectionError("this node is said to have uploaded something else than it did")
@@ -282,6 +286,7 @@ class SealedNode:
         uploads = self._uploads(said.commits)
         if self._me.name not in uploads.commits:
             raise ProtectionError("a row is asked of a node that did not upload")
+        self._memory.decide("row", _asked(uploads.digest, said.replies))
         row: Mapping[str, int] = {}
         try:
             row = self._mine.attend(self._distances(uploads, said.replies))
@@ -321,7 +326,7 @@ class SealedNode:
             for group in opened
             for present in [[name for name in uploads.names if name in group.holders]]
         ]
-        self._memory.decide(uploads.digest)
+        self._memory.decide("open", _asked(uploads.digest, said.envelopes))
         return say(SealedSums(shares=[total.tobytes() for total in sums]))
 
     def _open_rows(self, said: SealedOpening, uploads: Uploads) -> Message:
@@ -336,7 +341,7 @@ class SealedNode:
                 for group in served
             ]
             plain[recipient] = b"".join(total.tobytes() for total in totals)
-        self._memory.decide(rows.digest)
+        self._memory.decide("open", _asked(rows.digest, said.envelopes))
         return say_bulky(self._replies(plain, purpose=b"open" + rows.digest))
 
     def _key_shares(self, uploads: Uploads, envelopes: Sequence[SealedEnvelope]) -> dict[tuple[str, int], Elements]:
@@ -356,7 +361,7 @@ class SealedNode:
     def _deliver(self, message: Message) -> Message:
         try:
             self._opened = self._open_combination(message)
-        except ProtectionError as error:
+        except SecureFLError as error:
             # The coordinator does not learn whether it opened: that would be an oracle.
             log.warning("the combination does not open: %s", error.message)
         return Message()
@@ -425,3 +430,12 @@ class SealedNode:
                 position += len(raw)
             parts.append(weighted_sum([row[name] for name in sorted(row)], vectors, size=size))
         return np.concatenate(parts) if parts else np.empty(0, ELEMENT)
+
+
+def _asked(digest: bytes, parts: Iterable[SealedEnvelope | SealedReply]) -> bytes:
+    """All that an answer depends on: what was signed, and what nobody signed, the envelopes or replies.
+
+    Those too: what is sealed under one key must be one message, and other replies would have other distances weighed.
+    """
+    fields = (part.SerializeToString(deterministic=True) for part in parts)
+    return hashlib.sha256(transcript("sealed question", digest, *fields)).digest()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from secure_fl.errors import ProtectionError
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript, verify
-from secure_fl.protect.base import RoundContext
+from secure_fl.protect.base import RequestKind, RoundContext
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.combining import require_row, row_total
 from secure_fl.protect.signed_cohort import SignedCohort
@@ -23,10 +23,14 @@ def sign_commit(me: Member, cohort: SignedCohort, upload: bytes, roots: Sequence
     return SealedCommit(node=me.name, upload=upload, roots=roots, signature=signature)
 
 
-def verify_commit(cohort: SignedCohort, commit: SealedCommit) -> None:
-    """Raise unless a member of the cohort signed it."""
+def verify_commit(context: RoundContext, cohort: SignedCohort, commit: SealedCommit) -> None:
+    """Raise unless a member of the cohort signed it, with a root for each of its groups where roots are asked for."""
     if commit.node not in cohort.peers:
         raise ProtectionError("an upload comes from outside the round")
+    rooted = context.recompute and context.kind is RequestKind.COMBINE
+    digests = [commit.upload, *commit.roots]
+    if len(commit.roots) != (len(cohort.groups_of(commit.node)) if rooted else 0) or {*map(len, digests)} != {32}:
+        raise ProtectionError(f"{commit.node} has too many or too few roots, or they are no digests")
     fields = (cohort.rho, commit.node.encode(), commit.upload, *commit.roots)
     verify(cohort.public_key(commit.node), commit.signature, _UPLOAD, *fields)
 
@@ -34,15 +38,16 @@ def verify_commit(cohort: SignedCohort, commit: SealedCommit) -> None:
 class Uploads:
     """Who uploaded what, as everybody is told and can verify."""
 
-    def __init__(self, cohort: SignedCohort, commits: Sequence[SealedCommit]) -> None:
+    def __init__(self, context: RoundContext, cohort: SignedCohort, commits: Sequence[SealedCommit]) -> None:
         self.names = tuple(commit.node for commit in commits)
         if list(self.names) != sorted(set(self.names)):
             raise ProtectionError("uploads are repeated or out of order")
         for commit in commits:
-            verify_commit(cohort, commit)
+            verify_commit(context, cohort, commit)
         require_cohort(self.names, cohort.minimum, what="uploads")
         self.commits: Mapping[str, SealedCommit] = {commit.node: commit for commit in commits}
-        signed = (field for commit in commits for field in (commit.node.encode(), commit.upload, *commit.roots))
+        # Each commit is one field: in a flat list one node's roots could pass for another node and its upload.
+        signed = (transcript("upload", commit.node.encode(), commit.upload, *commit.roots) for commit in commits)
         self.digest = hashlib.sha256(transcript("sealed uploads", cohort.rho, *signed)).digest()
 
 

@@ -110,15 +110,22 @@ class SealedDelivery(_message.Message):
     def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[SealedReply, _Mapping]]] = ...) -> None: ...
 
 class SealedMemory(_message.Message):
-    __slots__ = ("envelope_key", "reply_key", "roster", "upload", "decision")
+    __slots__ = ("envelope_key", "reply_key", "roster", "upload", "decided")
+    class DecidedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     ENVELOPE_KEY_FIELD_NUMBER: _ClassVar[int]
     REPLY_KEY_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
-    DECISION_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
     envelope_key: bytes
     reply_key: bytes
     roster: bytes
     upload: bytes
-    decision: bytes
-    def __init__(self, envelope_key: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., roster: _Optional[bytes] = ..., upload: _Optional[bytes] = ..., decision: _Optional[bytes] = ...) -> None: ...
+    decided: _containers.ScalarMap[str, bytes]
+    def __init__(self, envelope_key: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., roster: _Optional[bytes] = ..., upload: _Optional[bytes] = ..., decided: _Optional[_Mapping[str, bytes]] = ...) -> None: ...

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from tests.support.outcomes import Ending
 
 
@@ -44,3 +46,6 @@ class FaultTable:
     def _text(self, row: str, column: str) -> str:
         endings = self.cells.get((row, column))
         return "–" if endings is None else " / ".join(dict.fromkeys(map(str, endings)))
+
+
+TABLE = pytest.StashKey[FaultTable]()
