@@ -443,6 +443,8 @@ def test_what_sites_noted_is_drawn_by_part_of_the_model() -> None:
         assert [group.findtext("title") for group in lines] == ["body: 0.50 after round 3", "<b>: 0.50 after round 3"]
         (band,) = svg.iter("polygon")  # from 1/4 to 3/4; the sites agree on the other
         assert len((band.get("points") or "").split()) == 6
+    last = rows(page, "What each site noted last")
+    assert last == [["site-00", "–", "–"], *([f"site-{i:02}", "0.5", f"{i / 4:g}"] for i in (1, 2, 3))]
     empty: list[dict[str, dict[int, Traces]] | None]
     empty = [None, {}, {"site-00": {}}, {"site-00": {1: {"alpha": {"body": math.nan}}}}]
     for nothing in empty:
