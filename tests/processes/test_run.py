@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -159,7 +160,9 @@ def test_sites_select_their_own_domain_and_the_report_shows_whom(tmp_path: Path)
     assert page.count("asked for site-01 in ") == 2 * 8
 
 
-def test_sites_share_as_deep_as_they_choose_and_masks_change_nothing(tmp_path: Path) -> None:
+def test_sites_share_as_deep_as_they_choose_and_masks_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     summaries = {}
     for protection in ("none", "masked"):
         summaries[protection] = summary_here(
@@ -187,6 +190,9 @@ def test_sites_share_as_deep_as_they_choose_and_masks_change_nothing(tmp_path: P
     assert "how many cells a site shares" in page
     assert "59,872 of 323,434" in page
     assert "@auxiliary" not in page
+    monkeypatch.setattr(sys, "argv", ["shared_features.py", str(tmp_path / "masked"), str(tmp_path / "features.svg")])
+    runpy.run_path(str(ROOT / "docs" / "examples" / "shared_features.py"), run_name="__main__")
+    assert (tmp_path / "features.svg").read_text().count("<title>site-03, class ") == 12
 
 
 def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:
