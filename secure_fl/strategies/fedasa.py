@@ -172,7 +172,7 @@ class FedASA(Strategy):
 
         from secure_fl.strategies.site import Site
         from secure_fl.tasks.base import LocalData
-        from secure_fl.tasks.model_blocks import initial_blocks
+        from secure_fl.tasks.model_blocks import initial_blocks, seeded
 
         rows = task.auxiliary(seed)
         if rows is None:
@@ -184,7 +184,7 @@ class FedASA(Strategy):
             learning_rate=self.settings.auxiliary_rate,
         )
         _, initial = initial_blocks(task, seed)
-        with torch.random.fork_rng(devices=[]):
+        with seeded(seed):
             coordinator = Site(
                 task=task,
                 data=LocalData(train=rows, test=rows),
