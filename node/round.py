@@ -82,6 +82,12 @@ class Round:
         self._refusal = ""
         self._finished = False
 
+    @staticmethod
+    def begins(study: Study, announcement: pb.PhaseAnnouncement) -> bool:
+        """Whether this announces the first phase of an attempt."""
+        kinds = (RequestKind.SUM, RequestKind.COMBINE)
+        return any(announcement.phase == study.make_protection().phases(kind)[0] for kind in kinds)
+
     def announce(self, announcement: pb.PhaseAnnouncement) -> None:
         """A further phase, or the same one again because the coordinator did not get the answer."""
         if self._refusal:

@@ -172,6 +172,11 @@ class Node:
         if current is not None and current.key == (announcement.round, announcement.attempt):
             current.announce(announcement)
             return
+        running = participation.task is not None and not participation.task.done()
+        if running and not Round.begins(participation.study, announcement):
+            # A node meets every attempt in its first phase. Otherwise a coordinator could restart its rounds at will.
+            log.warning("phase %r of an attempt that this node is not in", announcement.phase)
+            return
         if participation.task is not None:
             participation.task.cancel()
         earlier = participation.task

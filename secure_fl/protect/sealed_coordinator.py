@@ -136,7 +136,7 @@ class SealedCoordinator:
         require_cohort(self._manifests, self._context.min_cohort)
         manifests = [self._manifests[name] for name in sorted(self._manifests)]
         self._cohort = SignedCohort(self._context, manifests, protocol="sealed")
-        self._scores_needed = sealed_scores.answers_needed(len(manifests), self._context.colluders)
+        self._scores_needed = sealed_scores.answers_needed(len(self._context.invited), self._context.colluders)
         if self._context.kind is RequestKind.SUM:
             self._sums = {g.index: np.zeros(group_values(self._context, g), ELEMENT) for g in self._cohort.groups}
         told = say_bulky(Roster(manifests=manifests))
@@ -169,7 +169,7 @@ class SealedCoordinator:
     def _check_envelopes(self, node: str, said: SealedUpload, groups: int) -> None:
         if tuple(envelope.peer for envelope in said.envelopes) != self._cohort.names:
             raise ProtectionError(f"{node} did not write to every holder, once and in order")
-        nodes = len(self._cohort.names)
+        nodes = len(self._context.invited)
         sketch = sealed_scores.share_bytes(nodes) + TAG_BYTES if self._context.attention else 0
         for place, envelope in enumerate(said.envelopes, 1):
             share = SEED_BYTES if place < self._cohort.threshold else VECTOR_BYTES

@@ -113,12 +113,15 @@ class SealedNode:
     def _advertise(self, _message: Message) -> Message:
         if self._restored:
             raise RestartedError("this node has no memory of what it trained for this attempt")
+        dealt = self._deal_sketch()
+        self._sketch_shares = dealt.shares if dealt else []
         manifest = make_manifest(
             self._context,
             self._me,
             protocol="sealed",
             blocks=self._mine.blocks,
             keys={"envelope_key": self._envelope_key, "reply_key": self._reply_key},
+            sketch=(dealt.hashes, dealt.proof) if dealt else (b"", b""),
         )
         self._manifest = manifest
         return say(manifest)
@@ -149,14 +152,14 @@ class SealedNode:
         keys = [self._seal_group(group, elements[group.start : group.start + group.size]) for group in groups]
         bulk = elements.tobytes()
         roots = [merkle.root(elements[g.start : g.start + g.size].data) for g in groups if self._recomputes]
-        sketch = self._deal_sketch()
+        sketch, self._sketch_shares = self._sketch_shares, []
         answer = SealedUpload(commit=sign_commit(self._me, self._cohort, hashlib.sha256(bulk).digest(), roots))
         for position, holder in enumerate(self._cohort.names):
             shares = [
                 self._seal(key[position], holder, purpose=group.label)
                 for group, key in zip((g.group for g in groups), keys, strict=True)
             ]
-            sketched = self._seal(sketch[position], holder, purpose=SKETCH) if sketch else b""
+            sketched = self._seal(sketch[self._place(holder) - 1], holder, purpose=SKETCH) if sketch else b""
             answer.envelopes.append(SealedEnvelope(peer=holder, key_shares=shares, sketch_share=sketched))
         self._memory.keep(roster=raw, upload=answer.commit.upload)
         return Message(body=answer.SerializeToString(deterministic=True), bulk=bulk)
@@ -176,17 +179,26 @@ class SealedNode:
         cohort = self._cohort
         return split(secret, threshold=cohort.threshold, holders=len(cohort.names), randomness=self._randomness)
 
-    def _deal_sketch(self) -> list[bytes]:
+    def _deal_sketch(self) -> sealed_scores.Dealing | None:
+        """Before the cohort is known: a share for everybody invited."""
         if not self._context.attention:
-            return []
+            return None
         if self._mine.sketch is None:
             raise ProtectionError("this round weighs peers by their features, and there are none")
         return sealed_scores.deal(
             self._mine.sketch,
-            nodes=len(self._cohort.names),
+            nodes=len(self._context.invited),
             colluders=self._context.colluders,
+            label=self._label(self._me.name),
             randomness=KeyStream(self._randomness.bytes(32)),
         )
+
+    def _label(self, node: str) -> bytes:
+        return transcript("sketch", self._context.binding, node.encode())
+
+    def _place(self, node: str) -> int:
+        """Where a node stands on the polynomials of sketches: among everybody invited."""
+        return self._context.invited.index(node) + 1
 
     @property
     def _recomputes(self) -> bool:
@@ -225,7 +237,17 @@ class SealedNode:
             envelope.peer: self._unseal(envelope.sketch_share, envelope.peer, purpose=SKETCH)
             for envelope in self._from_everybody(uploads, said.envelopes)
         }
-        answers = sealed_scores.score(shares, order=self._cohort.names)
+        for name, share in shares.items():
+            peer = self._cohort.peers[name]
+            sealed_scores.check_share(
+                share,
+                self._place(self._me.name),
+                hashes=peer.sketch_hashes,
+                proof=peer.sketch_proof,
+                label=self._label(name),
+                nodes=len(self._context.invited),
+            )
+        answers = sealed_scores.score(shares, order=self._context.invited)
         self._memory.decide("score", _asked(uploads.digest, said.envelopes))
         return say_bulky(self._replies(answers, purpose=b"score" + uploads.digest))
 
@@ -261,13 +283,13 @@ class SealedNode:
         ]
         return SealedReplies(replies=replies)
 
-    def _open_replies(self, replies: Sequence[SealedReply], *, purpose: bytes) -> dict[int, bytes]:
-        """From holders, by their place on the polynomials."""
+    def _open_replies(self, replies: Sequence[SealedReply], *, purpose: bytes) -> dict[str, bytes]:
+        """From holders."""
         holders = [reply.peer for reply in replies]
         if holders != sorted(set(holders)) or not set(holders) <= set(self._cohort.names):
             raise ProtectionError("answers are repeated, out of order, or from outside the round")
         return {
-            self._cohort.index(reply.peer): unseal(
+            reply.peer: unseal(
                 reply.sealed,
                 mine=self._reply_key,
                 theirs=self._cohort.peers[reply.peer].envelope_key,
@@ -299,10 +321,11 @@ class SealedNode:
         """The squared distances to everybody who uploaded; zeros where features do not count."""
         if not self._context.attention:
             return dict.fromkeys(uploads.names, 0.0)
+        answers = self._open_replies(replies, purpose=b"score" + uploads.digest)
         squared = sealed_scores.open_scores(
-            self._open_replies(replies, purpose=b"score" + uploads.digest),
+            {self._place(holder): answer for holder, answer in answers.items()},
             [name for name in uploads.names if name != self._me.name],
-            nodes=len(self._cohort.names),
+            nodes=len(self._context.invited),
             colluders=self._context.colluders,
         )
         return {name: in_units(squared.get(name, 0)) for name in uploads.names}
@@ -401,7 +424,7 @@ class SealedNode:
         return [
             combine(
                 {
-                    holder: read_elements(shares[index * VECTOR_BYTES : (index + 1) * VECTOR_BYTES])
+                    self._cohort.index(holder): read_elements(shares[index * VECTOR_BYTES : (index + 1) * VECTOR_BYTES])
                     for holder, shares in plain.items()
                 },
                 threshold=self._cohort.threshold,

@@ -6,23 +6,35 @@ the squared distance (BGW, one multiplication and no degree reduction). To that 
 dealt for recipient i, with degree 2d, so that the values recipient i gets are those of a uniform polynomial with the
 right value at zero: it learns the distance to j and nothing else of j. Up to d holders learn nothing. 2d + 1 must
 answer.
+
+That needs i's own shares to be of degree d: whoever dealt itself other ones would read more than n − 2d linear
+functions of a peer's sketch off the answers. So every node proves it, in its manifest and hence before anybody else's
+shares exist. It hashes each holder's shares, derives random χ from all the hashes, and publishes
+v = ρ + Σ_c χ_c·a_c, a polynomial of degree d, ρ being one more that is shared with the rest and hides the sum. A
+holder checks its hash and v at its own place. Values off every polynomial of degree d pass with probability 1/p for
+each of two χ, and cannot be chosen after χ is known.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from flint import nmod_mat
 
 from secure_fl.errors import ProtectionError
+from secure_fl.identity.signing import transcript
 from secure_fl.protect.base import Integers
 from secure_fl.protect.sketch import LIMIT, SIZE
-from secure_fl.randomness import Randomness
+from secure_fl.randomness import KeyStream, Randomness, derive_key
 
 PRIME = 2**61 - 1  # above any squared distance of sketches
 
 _WORD = np.dtype("<u8")
+_TESTS = 2
+_HASH_BYTES = 32
 _FARTHEST = SIZE * (2 * LIMIT) ** 2
 
 
@@ -38,21 +50,61 @@ def answers_needed(nodes: int, colluders: int) -> int:
 
 def share_bytes(nodes: int) -> int:
     """The length of what one holder gets from one node."""
-    return _WORD.itemsize * (SIZE + nodes)
+    return _WORD.itemsize * (SIZE + _TESTS + nodes)
 
 
-def deal(sketch: Integers, *, nodes: int, colluders: int, randomness: Randomness) -> list[bytes]:
-    """For each holder 1 … `nodes`: its shares of the sketch, and its share of a zero for every recipient, in order."""
-    d = degree(nodes, colluders)
-    secrets = np.concatenate([(sketch.astype(np.int64) % PRIME).astype(np.uint64), np.zeros(nodes, np.uint64)])
-    coefficients = np.zeros((2 * d + 1, SIZE + nodes), np.uint64)
-    coefficients[0] = secrets
-    coefficients[1 : d + 1, :SIZE] = _uniform(randomness, d * SIZE).reshape(d, SIZE)
-    coefficients[1:, SIZE:] = _uniform(randomness, 2 * d * nodes).reshape(2 * d, nodes)
+def proof_lengths(nodes: int, colluders: int) -> tuple[int, int]:
+    """Of the hashes and of the proof."""
+    return _HASH_BYTES * nodes, _WORD.itemsize * _TESTS * (degree(nodes, colluders) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Dealing:
+    """What a node says of its sketch: to each holder its share, to everybody that they belong together."""
+
+    shares: list[bytes]
+    hashes: bytes
+    proof: bytes
+
+
+def deal(sketch: Integers, *, nodes: int, colluders: int, label: bytes, randomness: Randomness) -> Dealing:
+    """For each holder 1 … `nodes` shares of the sketch, of the test's ρ, and of a zero for every recipient, in order.
+
+    `label` names the round and the node.
+    """
+    d, known = degree(nodes, colluders), SIZE + _TESTS
+    coefficients = np.zeros((2 * d + 1, known + nodes), np.uint64)
+    coefficients[0, :SIZE] = sketch.astype(np.int64) % PRIME
+    coefficients[0, SIZE:known] = _uniform(randomness, _TESTS)
+    coefficients[1 : d + 1, :known] = _uniform(randomness, d * known).reshape(d, known)
+    coefficients[1:, known:] = _uniform(randomness, 2 * d * nodes).reshape(2 * d, nodes)
     points = [[pow(holder, power, PRIME) for power in range(2 * d + 1)] for holder in range(1, nodes + 1)]
     values = _matrix(points) * _matrix(coefficients.tolist())
-    table = np.array(values.tolist(), dtype=np.object_).astype(np.uint64).astype(_WORD)
-    return [row.tobytes() for row in table]
+    shares = [row.tobytes() for row in _words(values)]
+    hashes = b"".join(_hash(share) for share in shares)
+    tested = _matrix(_challenge(label, hashes)) * _matrix(coefficients[: d + 1, :known].T.tolist())
+    return Dealing(shares, hashes, _words(tested).tobytes())
+
+
+def check_share(share: bytes, place: int, *, hashes: bytes, proof: bytes, label: bytes, nodes: int) -> None:
+    """At holder `place`: raise `ProtectionError` unless this is its share of polynomials of the proof's degree."""
+    if _hash(share) != hashes[_HASH_BYTES * (place - 1) : _HASH_BYTES * place]:
+        raise ProtectionError("a share of a sketch is not the one its node stands by")
+    values = _read(share, nodes)[: SIZE + _TESTS]
+    coefficients = np.frombuffer(proof, _WORD).reshape(_TESTS, -1).tolist()
+    if any(coefficient >= PRIME for test in coefficients for coefficient in test):
+        raise ProtectionError("the proof about a sketch is outside the field")
+    here = [sum(c * pow(place, power, PRIME) for power, c in enumerate(test)) % PRIME for test in coefficients]
+    tested = _matrix(_challenge(label, hashes)) * _matrix([[value] for value in values])
+    if [int(row[0]) for row in tested.tolist()] != here:
+        raise ProtectionError("the shares of a sketch do not lie on polynomials of the round's degree")
+
+
+def _challenge(label: bytes, hashes: bytes) -> list[list[int]]:
+    """Per test: χ for the sketch, and 1 for its own ρ."""
+    stream = KeyStream(derive_key(hashlib.sha256(transcript("sketch test", label, hashes)).digest(), b"sketch test"))
+    drawn = _uniform(stream, _TESTS * SIZE).reshape(_TESTS, SIZE).tolist()
+    return [[*row, *(int(test == other) for other in range(_TESTS))] for test, row in enumerate(drawn)]
 
 
 def score(shares: Mapping[str, bytes], *, order: Sequence[str]) -> dict[str, bytes]:
@@ -67,7 +119,7 @@ def score(shares: Mapping[str, bytes], *, order: Sequence[str]) -> dict[str, byt
     products = [[int(entry) for entry in row] for row in gram]
     answers: dict[str, bytes] = {}
     for i, recipient in enumerate(names):
-        place = SIZE + order.index(recipient)
+        place = SIZE + _TESTS + order.index(recipient)
         values = [
             (products[i][i] + products[j][j] - 2 * products[i][j] + rows[peer][place]) % PRIME
             for j, peer in enumerate(names)
@@ -125,6 +177,16 @@ def _uniform(randomness: Randomness, count: int) -> np.ndarray[tuple[int], np.dt
     if refused.size:
         words[refused] = _uniform(randomness, refused.size)
     return words
+
+
+def _hash(share: bytes) -> bytes:
+    # The shares have a thousand random numbers in them: a hash hides them.
+    return hashlib.sha256(transcript("sketch share", share)).digest()
+
+
+def _words(matrix: nmod_mat) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
+    rows = [[int(entry) for entry in row] for row in matrix.tolist()]
+    return np.array(rows, np.uint64).astype(_WORD)
 
 
 def _matrix(rows: Sequence[Sequence[int]]) -> nmod_mat:

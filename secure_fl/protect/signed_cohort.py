@@ -21,6 +21,7 @@ from secure_fl.limits import NODES
 from secure_fl.protect.base import RoundContext
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.masks import usable
+from secure_fl.protect.sealed_scores import proof_lengths
 from secure_fl.rpc.protect_cohort_pb2 import Manifest
 
 # The keys that a manifest has, by protocol. A key serves one purpose, and a manifest one protocol.
@@ -62,6 +63,8 @@ class Peer:
     mask_key: bytes
     envelope_key: bytes
     reply_key: bytes
+    sketch_hashes: bytes
+    sketch_proof: bytes
 
 
 def make_manifest(
@@ -71,6 +74,7 @@ def make_manifest(
     protocol: str,
     blocks: Iterable[str],
     keys: Mapping[str, X25519PrivateKey],
+    sketch: tuple[bytes, bytes] = (b"", b""),
 ) -> Manifest:
     """A node's signed statement about itself in this attempt."""
     held = set(blocks)
@@ -79,6 +83,8 @@ def make_manifest(
         node=me.name,
         certificate=me.certificate.der,
         blocks=bits.to_bytes(_bitmap_bytes(context), "little"),
+        sketch_hashes=sketch[0],
+        sketch_proof=sketch[1],
         **{name: key.public_key().public_bytes_raw() for name, key in keys.items()},
     )
     manifest.signature = me.key.sign(f"{protocol} manifest", *_signed(context, manifest))
@@ -108,8 +114,18 @@ def read_manifest(context: RoundContext, manifest: Manifest, *, protocol: str) -
     keys = {name: getattr(manifest, name) for name in ("mask_key", "envelope_key", "reply_key")}
     if not all(usable(key) if name in _KEYS[protocol] else not key for name, key in keys.items()):
         raise ProtectionError(f"{name} has no proper keys")
+    lengths = proof_lengths(len(context.invited), context.colluders) if context.attention else (0, 0)
+    if (len(manifest.sketch_hashes), len(manifest.sketch_proof)) != lengths:
+        raise ProtectionError(f"{name} does not stand by its sketch")
     blocks = frozenset(block for position, block in enumerate(context.layout.names) if bits >> position & 1)
-    return Peer(name=name, certificate=certificate, blocks=blocks, **keys)
+    return Peer(
+        name=name,
+        certificate=certificate,
+        blocks=blocks,
+        **keys,
+        sketch_hashes=manifest.sketch_hashes,
+        sketch_proof=manifest.sketch_proof,
+    )
 
 
 class SignedCohort:
@@ -201,4 +217,6 @@ def _signed(context: RoundContext, manifest: Manifest) -> tuple[bytes, ...]:
         manifest.mask_key,
         manifest.envelope_key,
         manifest.reply_key,
+        manifest.sketch_hashes,
+        manifest.sketch_proof,
     )
