@@ -77,8 +77,11 @@ class Depot:
     # --- models -----------------------------------------------------------------------------------------------
 
     def put_model(self, version: int, layout: Layout, blocks: Blocks) -> bytes:
-        """Write a checkpoint (safetensors) and the object nodes download; returns the object's SHA-256."""
-        write_atomically(self.checkpoint(version), save(layout.tensors(blocks)))
+        """Write a checkpoint (safetensors) and the object nodes download; returns the object's SHA-256.
+
+        What a strategy ships beside the model is in the object alone.
+        """
+        write_atomically(self.checkpoint(version), save(layout.model.tensors(blocks)))
         return self.put(layout.flatten(blocks))
 
     def checkpoint(self, version: int) -> Path:

@@ -150,7 +150,7 @@ class StudyRunner:
             outcome=self.outcome,  # type: ignore[arg-type]
             reason=self.reason,
             parameters=self._model.parameters,
-            shared_parameters=self._model.layout.size,
+            shared_parameters=self._model.layout.model.size,
             combinations_opened=sum(record.combinations for record in self._records),
             rounds=tuple(self._records),
             settings=self.study.canonical().decode(),

@@ -9,13 +9,13 @@ import numpy as np
 from coordinator.depot import Depot
 from coordinator.store import Store, StoredModel
 from secure_fl import tasks
-from secure_fl.blocks import Blocks
+from secure_fl.blocks import Blocks, BlockShape, Layout, TensorShape
 from secure_fl.errors import LayoutMismatchError, MalformedMessageError, ProtectionError, StorageError
 from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, from_vector, metrics_codec
 from secure_fl.protect.base import Opened, OpenedSums
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.strategies.aggregate import decode_sums
-from secure_fl.strategies.base import Aggregate, Strategy
+from secure_fl.strategies.base import SHIPPED_TENSOR, Aggregate, Array, Strategy
 from secure_fl.study import Study
 from secure_fl.tasks.model_blocks import initial_blocks
 from secure_fl.wire import layout_to_wire
@@ -39,13 +39,15 @@ class SharedModel:
         self._depot = depot
         task = tasks.create(study.task.name, study.task.settings)
         whole, start = initial_blocks(task, study.study.seed)
-        request = strategy.request(whole, task.head(whole.names))
+        request = strategy.request_for(task, whole)
+        shipped = strategy.ship(task, study.study.seed)
         self.kind = request.kind
         self.parameters = whole.size  # of the whole model, personal blocks included
-        self.layout = whole.select(request.blocks)
+        self.layout = Layout((*whole.select(request.blocks), *(_shipped_shape(*item) for item in shipped.items())))
         self._classification = task.kind == "classification"
         current = store.model(study.id)
         if current is None:
+            start |= {name: values.reshape(-1) for name, values in shipped.items()}
             current = self._write(0, {name: start[name] for name in self.layout.names})
             store.add_model(study.id, current)
         self.current: StoredModel = current
@@ -73,7 +75,7 @@ class SharedModel:
                 classification=self._classification,
                 has_global_model=self._strategy.has_global_model,
             )
-        asked = self.layout.names if training and isinstance(opened, OpenedSums) else ()
+        asked = self.layout.model.names if training and isinstance(opened, OpenedSums) else ()
         return Decoded(
             means=decode_sums(sums, self._study.codec()),
             metrics=metrics,
@@ -104,3 +106,7 @@ class SharedModel:
     def _write(self, version: int, blocks: Blocks) -> StoredModel:
         digest = self.layout.digest(blocks)
         return StoredModel(version=version, digest=digest, object=self._depot.put_model(version, self.layout, blocks))
+
+
+def _shipped_shape(name: str, values: Array) -> BlockShape:
+    return BlockShape(name=name, tensors=(TensorShape(name=SHIPPED_TENSOR, shape=values.shape),))

@@ -51,6 +51,7 @@ class PolicySection(Settings):
     epsilon: float | None = Field(None, gt=0)  # the most that all studies together may spend on one data set
     delta: float | None = Field(None, gt=0, lt=1)
     model_bytes: int = Field(2**30, ge=1)  # the largest shared model this site fetches
+    upload_parameters: int | None = Field(None, ge=1)  # the most of a model that leaves in one round
     metrics: Literal["none", "aggregate", "per-node"] = "aggregate"
     approve: Literal["ask", "listed"] = "ask"  # listed: only `approved` below counts, not `secure-fl node approve`
     approved: tuple[str, ...] = ()  # study hashes

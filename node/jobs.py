@@ -34,6 +34,7 @@ class Job:
     personal_to: str
     model_to: str
     traces_to: str = ""
+    budget: int | None = None  # parameters that may leave in a round
 
     def to_json(self) -> str:
         """One line."""

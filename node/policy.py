@@ -68,6 +68,12 @@ class Policy:
         if study.task.name not in self._file.policy.tasks and not tasks.is_installed_id(study.task.name):
             raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
 
+    def check_upload(self, parameters: int) -> None:
+        """Raise `RefusedError` if more of a model would leave in one round than the site allows."""
+        most = self._file.policy.upload_parameters
+        if most is not None and parameters > most:
+            raise RefusedError(f"{parameters} parameters would leave, more than [policy] upload_parameters allows")
+
     def check_announcement(self, study: Study, announcement: pb.PhaseAnnouncement) -> None:
         """Raise `RefusedError` unless the announced round is one of the approved study."""
         invited = set(announcement.invited)

@@ -22,7 +22,7 @@ from node.config import NodeFile
 from node.jobs import FEATURES, Job, Result, layout_to_json
 from node.policy import Policy
 from node.store import StudyStore, load_blocks, save_blocks
-from secure_fl import logs
+from secure_fl import logs, traces
 from secure_fl.blocks import Layout
 from secure_fl.errors import ProtectionError, RestartedError, SecureFLError
 from secure_fl.events import Listener, ignore
@@ -219,6 +219,7 @@ class Round:
             personal_to=str(self._store.path("personal", number)),
             model_to=str(self._store.model),
             traces_to=str(self._store.traces),
+            budget=file.policy.upload_parameters,
         )
         begun = time.monotonic()
         result = await self._site.executor.run(job)
@@ -239,6 +240,7 @@ class Round:
             )
         training = self._first.kind == pb.ROUND_KIND_TRAIN
         update = load_blocks(self._update_path()) if training else {}
+        self._site.policy.check_upload(sum(vector.size for vector in update.values()))
         layout = Layout(tuple(shape for shape in context.layout if shape.name != METRICS_BLOCK))
         contribution, clipped = encode_update(
             update, layout=layout, codec=self._study.codec(), weight=weight, stream=stream
@@ -262,7 +264,9 @@ class Round:
 
     def _attend(self, squared_distances: Mapping[str, float], *, total: int) -> Mapping[str, int]:
         """How this site weighs those who uploaded: the strategy's word, in whole numbers."""
-        return whole_weights(self._strategy.attend(self._site.me.name, squared_distances), total)
+        row = whole_weights(self._strategy.attend(self._site.me.name, squared_distances), total)
+        traces.note(self._store.rows, self._first.round, {"asked": row})
+        return row
 
     async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:
         """8.–10. Phase by phase: let the protection answer, charge the site, send."""

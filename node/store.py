@@ -56,6 +56,11 @@ class StudyStore:
         """What the strategy noted here, round by round."""
         return self.folder / "traces.jsonl"
 
+    @property
+    def rows(self) -> Path:
+        """Whom this site asked to be combined with, round by round."""
+        return self.folder / "rows.jsonl"
+
     def latest(self, kind: str, *, before: int) -> Path | None:
         """The newest `personal` or `combination` file of a round before `before`."""
         numbers = [

@@ -15,11 +15,11 @@ from node.config import DatasetSection
 from node.jobs import FEATURES, Job, Result, layout_from_json
 from node.store import load_blocks, save_blocks
 from secure_fl import tasks, traces
-from secure_fl.blocks import Blocks
-from secure_fl.errors import NonFiniteUpdateError, SecureFLError, TrainingError
+from secure_fl.blocks import Blocks, Layout, Vector
+from secure_fl.errors import LayoutMismatchError, NonFiniteUpdateError, SecureFLError, TrainingError
 from secure_fl.files import write_atomically
 from secure_fl.metrics import SiteMetrics
-from secure_fl.strategies.base import Strategy
+from secure_fl.strategies.base import SHIPPED_TENSOR, Strategy
 from secure_fl.strategies.site import Site
 from secure_fl.study import Study
 from secure_fl.tasks.base import LocalData, Share, Source, Task
@@ -57,19 +57,22 @@ class Trainer:
         # 5. Load the data, once per study, and measure the model as it came.
         study, strategy, task, data = self._load(job)
         whole, initial = initial_blocks(task, study.study.seed)
-        request = strategy.request(whole, task.head(whole.names))
+        request = strategy.request_for(task, whole)
         layout = layout_from_json(job.layout)
-        whole.select(request.blocks).require(layout, who="the coordinator's model")
+        whole.select(request.blocks).require(layout.model, who="the coordinator's model")
+        received = layout.unflatten(Path(job.received).read_bytes())
         site = Site(
             task=task,
             data=data,
             training=strategy.settings,
             initial=initial,
-            received=layout.unflatten(Path(job.received).read_bytes()),
+            received={name: received[name] for name in layout.model.names},
+            shipped=_shipped(strategy, layout.reserved, received),
             personal=load_blocks(Path(job.personal) if job.personal else None),
             combination=load_blocks(Path(job.combination) if job.combination else None),
             seed=training_seed(study.study.seed, job.me, job.round, job.attempt),
             device=job.device,
+            budget=job.budget,
         )
         metrics = _measure(strategy, site)
         if job.kind == "train":
@@ -110,6 +113,14 @@ def _source(job: Job) -> Source:
         share = Share(index=part.index, of=part.of, partition=part.partition, seed=part.seed)
     path = Path(job.folder) / section.path if section.path else None
     return Source(path=path, format=section.format or None, share=share)
+
+
+def _shipped(strategy: Strategy, layout: Layout, received: Blocks) -> dict[str, Vector]:
+    """What the coordinator ships beside the model, each in its shape; `LayoutMismatchError` for anything else."""
+    if layout.names != strategy.shipped:
+        raise LayoutMismatchError("the coordinator's model has other reserved blocks than the strategy's")
+    shaped = layout.tensors({name: received[name] for name in layout.names})
+    return {name: shaped[f"{name}/{SHIPPED_TENSOR}"] for name in layout.names}
 
 
 def _measure(strategy: Strategy, site: Site) -> SiteMetrics:

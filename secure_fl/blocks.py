@@ -24,6 +24,9 @@ Blocks: TypeAlias = Mapping[str, Vector]
 # Weights travel and rest as raw little-endian float32. Nothing executable is ever decoded.
 DTYPE = np.dtype("<f4")
 
+# What a reserved block's name begins with. No task can have such a block, since "@" starts no Python attribute.
+RESERVED = "@"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorShape:
@@ -86,6 +89,16 @@ class Layout:
         for name in wanted:
             self[name]
         return Layout(tuple(shape for shape in self.shapes if shape.name in wanted))
+
+    @property
+    def model(self) -> Layout:
+        """Without the reserved blocks: those of the task's model."""
+        return Layout(tuple(shape for shape in self.shapes if not shape.name.startswith(RESERVED)))
+
+    @property
+    def reserved(self) -> Layout:
+        """The reserved blocks alone."""
+        return Layout(tuple(shape for shape in self.shapes if shape.name.startswith(RESERVED)))
 
     def require(self, other: Layout, *, who: str) -> None:
         """Raise `LayoutMismatchError` naming the first difference between this layout and `other`'s."""

@@ -24,7 +24,7 @@ def explain(study: Study) -> tuple[Explanation, ...]:
     task = tasks.create(study.task.name, study.task.settings)
     layout, _ = initial_blocks(task, study.study.seed)
     strategy, protection = study.make_strategy(), study.make_protection()
-    request = strategy.request(layout, task.head(layout.names))
+    request = strategy.request_for(task, layout)
     shared = layout.select(request.blocks)
     minimum = study.min_cohort(request.kind)
     return (

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from secure_fl.blocks import DTYPE, BlockShape, Layout, TensorShape, Vector
+from secure_fl.blocks import DTYPE, RESERVED, BlockShape, Layout, TensorShape, Vector
 from secure_fl.protect.base import RequestKind
 from secure_fl.protect.fixed_point import FixedPoint
 
-# A reserved block: no task can have one of this name, since "@" starts no Python attribute.
-METRICS_BLOCK = "@metrics"
+METRICS_BLOCK = f"{RESERVED}metrics"
 _ANYBODY = 1 / 1024
 METRICS_SHAPE = BlockShape(name=METRICS_BLOCK, tensors=(TensorShape(name="values", shape=(6,)),))
 

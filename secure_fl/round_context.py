@@ -28,7 +28,8 @@ def round_context(
         base_model=base_model,
         invited=invited,
         roster={name: study.study.roster[name] for name in invited},
-        layout=with_metrics(shared if training else Layout(()), kind, share=study.metrics.share),
+        # What the coordinator ships beside the model never leaves a node again.
+        layout=with_metrics(shared.model if training else Layout(()), kind, share=study.metrics.share),
         kind=kind,
         bits=study.protection.bits,
         colluders=study.protection.colluders,

@@ -297,7 +297,7 @@ class Study(Settings):
         strategy, protection = self.make_strategy(), self.make_protection()
         task = tasks.create(self.task.name, self.task.settings)
         layout, _ = initial_blocks(task, self.study.seed)
-        kind = strategy.request(layout, task.head(layout.names)).kind
+        kind = strategy.request_for(task, layout).kind
         if kind not in protection.serves:
             able = [name for name in protect.known() if kind in protect.resolve(name).serves]
             raise SettingsError(

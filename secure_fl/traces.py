@@ -1,7 +1,8 @@
 """What a strategy notes at a site, round by round: a few named numbers, for the site's own eyes.
 
 They are written by the training process into the site's own folder and are part of no message: the process that talks
-to the coordinator never reads them. In a simulation one person holds all the folders, and the report shows them.
+to the coordinator never reads them. In a simulation one person holds all the folders, and the report shows them. What
+a site asked to be combined with is written in the same form, by that process, in a file of its own.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from secure_fl.report.charts import Bar, bar_chart, line_chart, sparkline
 from secure_fl.report.document import choices, document, figure, section
 from secure_fl.report.drawing import FRAMES, Series
 from secure_fl.report.noted import notes_section
+from secure_fl.report.selection import Rows, selection_section
 from secure_fl.report.text import DASH, count, decimal, duration, error_text, escape, number, percent, size
 from secure_fl.study import Study
 from secure_fl.traces import Traces
@@ -44,12 +45,13 @@ def render(
     steps: Sequence[Step] = (),
     written: datetime | None = None,
     notes: Mapping[str, Mapping[int, Traces]] | None = None,
+    rows: Rows | None = None,
 ) -> str:
     """The report of a study as one self-contained HTML page.
 
     `record` is what the rounds left behind, `summary` the object that `secure-fl run --json` prints, `study` the
     settings; what one of them lacks is shown as "–". `notes` are what the sites noted for themselves, by site and
-    round: only a simulation has them.
+    round, and `rows` what each asked to be combined: only a simulation has them.
     """
     regression = _is_regression(record, summary)
     body = "".join(
@@ -57,6 +59,7 @@ def render(
             _header(record, summary, study, regression=regression),
             _cohort_section(record),
             _model_section(record, regression=regression),
+            selection_section(record, rows or {}),
             notes_section(notes or {}, study),
             _site_section(record, summary, study, regression=regression),
             _cost_section(record, regression=regression),

@@ -50,9 +50,12 @@ def run(
     if study.make_strategy().has_global_model:
         checkpoints = workspace.study_state / "checkpoints"
         shutil.copyfile(max(checkpoints.glob("*.safetensors")), folder / "model.safetensors")
-    notes = {name: traces.read(workspace.node_folder(name) / "traces.jsonl") for name in record.roster}
+    notes, rows = (
+        {name: traces.read(workspace.node_folder(name) / file) for name in record.roster}
+        for file in ("traces.jsonl", "rows.jsonl")
+    )
     steps = next_steps(engine, policy)
-    page = render(record, summary, workspace.study, steps=steps, written=datetime.now(UTC), notes=notes)
+    page = render(record, summary, workspace.study, steps=steps, written=datetime.now(UTC), notes=notes, rows=rows)
     write_atomically(report, page.encode())
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return record, summary

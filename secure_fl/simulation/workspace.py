@@ -3,7 +3,7 @@
 DIR/ca.pem  summary.json  report.html  model.safetensors
 DIR/pki/                         the consortium of this run
 DIR/coordinator/                 coordinator.toml, state, log
-DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors, log, and traces.jsonl if any
+DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors, log; traces.jsonl, rows.jsonl if any
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Workspace:
 
     def collect(self) -> None:
         """Put the models, and what the sites noted, where the contract says they are."""
-        for name, file in product(self.study.study.roster, ("model.safetensors", "traces.jsonl")):
+        for name, file in product(self.study.study.roster, ("model.safetensors", "traces.jsonl", "rows.jsonl")):
             kept = self.node_folder(name) / "studies" / self.study.id / file
             if kept.exists():
                 shutil.copyfile(kept, self.node_folder(name) / file)

@@ -11,8 +11,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from secure_fl.blocks import Blocks, Layout, Vector
@@ -21,8 +23,23 @@ from secure_fl.settings import Settings
 
 if TYPE_CHECKING:
     from secure_fl.strategies.site import Site
+    from secure_fl.tasks.base import Task
 
-__all__ = ["Aggregate", "BlockMean", "Combine", "LocalTraining", "Request", "Strategy", "Sum"]
+Array: TypeAlias = npt.NDArray[np.float32]
+
+SHIPPED_TENSOR = "values"  # the one tensor of a shipped block
+
+__all__ = [
+    "SHIPPED_TENSOR",
+    "Aggregate",
+    "Array",
+    "BlockMean",
+    "Combine",
+    "LocalTraining",
+    "Request",
+    "Strategy",
+    "Sum",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +88,8 @@ class Strategy(ABC):
     has_global_model: ClassVar[bool] = True
     # For *combine*: whether nodes weigh their peers by the distance of their `features`.
     attention: ClassVar[bool] = False
+    # Reserved blocks that the coordinator makes once (`ship`) and sends with the shared model. No node returns them.
+    shipped: ClassVar[tuple[str, ...]] = ()
     # What `fit` notes at the site for the site alone (`Site.note`), and what it means.
     notes: ClassVar[Mapping[str, str]] = {}
 
@@ -80,6 +99,10 @@ class Strategy(ABC):
     @abstractmethod
     def request(self, layout: Layout, head: tuple[str, ...]) -> Request:
         """Which blocks leave a node, and as what. `head` names the blocks a task regards as its head."""
+
+    def request_for(self, task: Task, layout: Layout) -> Request:
+        """The request for a task's model, whose blocks are `layout`; `SettingsError` if the strategy cannot use it."""
+        return self.request(layout, task.head(layout.names))
 
     @abstractmethod
     def explain(self) -> tuple[str, ...]:
@@ -107,6 +130,10 @@ class Strategy(ABC):
         return dict.fromkeys(squared_distances, 1.0)
 
     # --- coordinator half -----------------------------------------------------------------------------------
+
+    def ship(self, task: Task, seed: int) -> Mapping[str, Array]:  # noqa: ARG002
+        """The blocks named in `shipped`: made before the first round, the same for everybody, never changed."""
+        return {}
 
     def step(self, current: Blocks, aggregate: Aggregate) -> Blocks:
         """The next shared blocks: w ← w + mean of the changes. A block that was not opened keeps its value."""

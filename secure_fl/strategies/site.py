@@ -11,7 +11,7 @@ import torch
 
 from secure_fl.blocks import Blocks, Layout, Vector
 from secure_fl.errors import NonFiniteUpdateError, SettingsError
-from secure_fl.strategies.base import LocalTraining
+from secure_fl.strategies.base import Array, LocalTraining
 from secure_fl.tasks.model_blocks import layout_of, read_blocks, write_blocks
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class Site:
 
     `received` are the shared blocks as they came from the coordinator, `initial` the study's common start,
     `personal` the blocks this node kept from its last round; what `fit` leaves in `personal` is kept for the next.
-    `combination` is what the last *combine* opened here, and nowhere else. `traces` are the round's notes.
+    `combination` is what the last *combine* opened here, and nowhere else. `traces` are the round's notes. `shipped` is
+    what the strategy's coordinator half sent beside the model, `budget` how many parameters the site lets go at once.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class Site:
         combination: Blocks,
         seed: int,
         device: str = "cpu",
+        shipped: Mapping[str, Array] | None = None,
+        budget: int | None = None,
     ) -> None:
         self.task = task
         self.data = data
@@ -52,6 +55,8 @@ class Site:
         self.received = received
         self.personal: Blocks = personal
         self.combination = combination
+        self.shipped = shipped or {}
+        self.budget = budget
         self.traces: dict[str, dict[str, float]] = {}
         self.device = torch.device(device)
         # Dropout and the like draw from the global generator, shuffling from one of its own.

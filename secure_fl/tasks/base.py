@@ -34,6 +34,7 @@ __all__ = [
     "Split",
     "Task",
     "TaskSettings",
+    "evaluating",
     "open_npz",
     "read_npz",
     "require_path",
@@ -149,6 +150,17 @@ class Task(ABC):
         """The blocks, out of `names`, that stay home under a strategy with a personal head: the last one."""
         return names[-1:]
 
+    def cells(self, names: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002
+        """The blocks o_0, o_1, …, o_M, out of `names`, that a strategy may share to different depths; none by default.
+
+        They follow each other in the model, and what comes out of any of them has the same shape.
+        """
+        return ()
+
+    def auxiliary(self, seed: int) -> Split | None:  # noqa: ARG002
+        """Rows of this kind that belong to no site, for strategies whose coordinator has data; none by default."""
+        return None
+
     def evaluate(self, model: nn.Module, split: Split, batch_size: int = 1024) -> Metrics:
         """Loss and metrics of `model` on `split`, averaged over samples; the model is left as it was found.
 
@@ -159,7 +171,7 @@ class Task(ABC):
         device = next(model.parameters(), split.inputs).device
         score = _accuracy if self.kind == "classification" else _squared_error
         loss = scored = 0.0
-        with _evaluating(model), torch.no_grad():
+        with evaluating(model), torch.no_grad():
             for start in range(0, len(split), batch_size):
                 outputs = model(split.inputs[start : start + batch_size].to(device))
                 targets = split.targets[start : start + batch_size].to(device)
@@ -196,7 +208,7 @@ def _has_state(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, and back. Module by module, since a task may keep a frozen part in evaluation mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

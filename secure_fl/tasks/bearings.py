@@ -14,21 +14,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from pydantic import Field
 from scipy.signal import fftconvolve
-from torch import nn
+from torch import Tensor, nn
 
 from secure_fl.errors import DataError, SettingsError
-from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, open_npz, read_npz, require_path
+from secure_fl.tasks.base import LocalData, Source, Split, Task, TaskSettings, open_npz, read_npz, require_path
 from secure_fl.tasks.partition import Indices, divide
 
 WINDOW = 1024
 BINS = WINDOW // 2
-LOCATIONS = ("DE", "FE", "BA")  # drive end, fan end, base plate
+Location: TypeAlias = Literal["DE", "FE", "BA"]  # drive end, fan end, base plate
+LOCATIONS: tuple[Location, ...] = ("DE", "FE", "BA")
 CLASSES = ("normal", "IR007", "B007", "OR007", "IR014", "B014", "OR014", "IR021", "B021", "OR021")
 LOADS = 4  # 0 to 3 hp
 
@@ -61,9 +63,14 @@ class BearingsSettings(TaskSettings):
 
     # At most: a recording may be shorter.
     windows: int = Field(default=40, ge=2, le=100_000)
+    locations: tuple[Location, ...] = Field(default=LOCATIONS, min_length=1)
+    # Not every device has a recording of a healthy bearing; without any, all have the same nine classes.
+    healthy: bool = True
     # Generated data only: deviation of the noise, where the healthy bearing's own vibration is about 0.1.
     noise: float = Field(default=0.05, ge=0)
-    hidden: int = Field(default=64, ge=1, le=4096)
+    network: Literal["mlp", "cells"] = "mlp"
+    hidden: int = Field(default=64, ge=1, le=4096)  # of the mlp
+    cells: int = Field(default=4, ge=1, le=32)  # M
 
 
 class Bearings(Task):
@@ -74,7 +81,9 @@ class Bearings(Task):
     settings: BearingsSettings
 
     def model(self) -> nn.Module:
-        """Blocks `features`, `hidden` and `head`."""
+        """Blocks `features`, `hidden` and `head`; or `stem`, `cell1` …, `hidden` and `head`."""
+        if self.settings.network == "cells":
+            return _cell_network(self.settings.cells)
         width = self.settings.hidden
         return nn.Sequential(
             OrderedDict(
@@ -83,6 +92,19 @@ class Bearings(Task):
                 head=nn.Linear(width, len(CLASSES)),
             )
         )
+
+    def cells(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The stem and the cells."""
+        return tuple(name for name in names if name == "stem" or name.startswith("cell"))
+
+    def auxiliary(self, seed: int) -> Split:
+        """Generated windows of every class at the drive end: five at each load, none of them any site's."""
+        keys = [("DE", load, label) for load in range(LOADS) for label in range(len(CLASSES))]
+        # No study has a seed as large: these are other recordings than the sites'.
+        signals = [vibration(key, 5 * WINDOW, noise=self.settings.noise, seed=2**64 + seed) for key in keys]
+        x = spectra(np.concatenate(signals))
+        y = np.repeat([label for _, _, label in keys], 5)
+        return Split(inputs=torch.from_numpy(x / _unit(x)), targets=torch.from_numpy(y))
 
     def load(self, source: Source) -> LocalData:
         """Spectra (n, 512) in units of the site's own training spectra, and classes as in `CLASSES`."""
@@ -117,6 +139,14 @@ class Bearings(Task):
 
     def _cut(self, recordings: Mapping[Key, Recording], source: Source) -> LocalData:
         """The windows of a site's share. Recordings of which it holds no window are never made or decoded."""
+        wanted = self.settings.locations
+        recordings = {
+            key: recording
+            for key, recording in recordings.items()
+            if key[0] in wanted and (key[2] or self.settings.healthy)
+        }
+        if not recordings:
+            raise DataError("the data have no recording of the locations and classes that the study is about")
         counts = [min(recording.length // WINDOW, self.settings.windows) for recording in recordings.values()]
         which = np.repeat(np.arange(len(counts)), counts)
         number = np.concatenate([np.arange(count) for count in counts])
@@ -149,8 +179,39 @@ def spectra(signal: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 def _scaled(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], count: int) -> LocalData:
     """The first `count` rows for training. One unit for all bins, so that a spectrum keeps its shape."""
-    unit = np.sqrt(np.mean(x[:count] ** 2)) or np.float32(1)
-    return LocalData.cut(x / unit, y, np.arange(count), np.arange(count, len(x)))
+    return LocalData.cut(x / _unit(x[:count]), y, np.arange(count), np.arange(count, len(x)))
+
+
+def _unit(x: npt.NDArray[np.float32]) -> np.float32:
+    return np.float32(np.sqrt(np.mean(x**2)) or 1)
+
+
+# --- a network of cells -----------------------------------------------------------------------------------
+
+
+class Cell(nn.Module):
+    """x + pool(relu(conv(x))): what comes out has the shape of what goes in (FedASA, figure 7)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, 3, padding=1)
+        self.pool = nn.MaxPool1d(3, stride=1, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One cell."""
+        return x + cast(Tensor, self.pool(torch.relu(self.conv(x))))
+
+
+def _cell_network(cells: int) -> nn.Module:
+    """Two convolutions, `cells` cells, two linear layers: 323,434 parameters with four cells, as in the paper."""
+    stem = nn.Sequential(
+        nn.Unflatten(1, (1, BINS)),
+        *(nn.Conv1d(1, 32, 4, stride=2, padding=1), nn.ReLU(), nn.MaxPool1d(2)),
+        *(nn.Conv1d(32, 64, 5, stride=2, padding=2), nn.ReLU(), nn.MaxPool1d(2)),
+    )
+    inner = {f"cell{number}": Cell(64) for number in range(1, cells + 1)}
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(64 * BINS // 16, 128), nn.ReLU())
+    return nn.Sequential(OrderedDict(stem=stem, **inner, hidden=hidden, head=nn.Linear(128, len(CLASSES))))
 
 
 # --- a bearing, generated ---------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ would tell how much a site has trained. Buffers outside every block stay too.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Lock
 
 import torch
@@ -64,12 +65,19 @@ def write_blocks(task: Task, model: nn.Module, blocks: Blocks, only: Collection[
 
 def initial_blocks(task: Task, seed: int) -> tuple[Layout, dict[str, Vector]]:
     """The layout of the task's model and the initial values that `seed` gives it."""
+    with seeded(seed):
+        model = task.model()
+    return layout_of(task, model), read_blocks(task, model)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's generator at the beginning of `seed`, for one thread at a time; afterwards as it was."""
     # The CPU generator alone: `torch.manual_seed` would also reseed the caller's GPUs. There is one generator per
     # process, and a coordinator opens its studies in threads.
     with _generator, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = task.model()
-    return layout_of(task, model), read_blocks(task, model)
+        yield
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -147,7 +147,7 @@ def test_local_returns_nothing_and_goes_on_from_its_own_model() -> None:
 EVERY = strategies.known()
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", sorted({*EVERY} - {"fedasa"}))  # which needs cells, and has this test with them
 def test_a_loss_that_is_no_number_ends_the_training(name: str) -> None:
     strategy = create(name)
     received = {block: INITIAL[block] for block in strategy.request(LAYOUT, ("head",)).blocks}

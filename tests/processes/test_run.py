@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -132,6 +133,66 @@ def test_what_a_site_notes_stays_in_its_folder_and_is_drawn(tmp_path: Path, engi
     # Two drawings, for a screen and a phone, with a line for each block.
     chart = (out / "report.html").read_text().split("<figcaption>alpha", 1)[1].split("</figure>", 1)[0]
     assert [chart.count(f"<title>{block}: ") for block in ("features", "hidden", "head")] == [2, 2, 2]
+
+
+def test_sites_select_their_own_domain_and_the_report_shows_whom(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    summary = summary_here(
+        "--task", "digits", "--strategy", "fedcca", "--protection", "none", "--engine", "threads", "--nodes", "8",
+        "--rounds", "2", "--set", "simulation.partition=rotated", "--set", "simulation.domains=2",
+        "--set", "strategy.criterion=1.0", "--set", "strategy.epochs=1", "--out", str(out),
+    )  # fmt: skip
+    opened = summary["combinations_opened"]
+    assert isinstance(opened, int)
+    assert opened >= 8
+    assert not list((out / "coordinator").rglob("rows*"))
+    asked = {}
+    for index in range(1, 9):
+        rows = traces.read(out / "nodes" / f"site-0{index}" / "rows.jsonl")
+        assert list(rows) == [1, 2]
+        asked[index] = rows[1]["asked"]
+        assert sum(asked[index].values()) == 64
+    # Sites take turns at the domains.
+    foreign = [peer for index, row in asked.items() for peer in row if (int(peer[-1]) - index) % 2]
+    assert len(foreign) <= 4
+    page = (out / "report.html").read_text()
+    assert f"combined, {opened} in all" in page
+    assert page.count("asked for site-01 in ") == 2 * 8
+
+
+def test_sites_share_as_deep_as_they_choose_and_masks_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summaries = {}
+    for protection in ("none", "masked"):
+        summaries[protection] = summary_here(
+            "--task", "bearings", "--strategy", "fedasa", "--protection", protection, "--engine", "threads",
+            "--nodes", "4", "--rounds", "2", "--set", "simulation.partition=natural", "--set", "task.network=cells",
+            "--set", "task.windows=2", "--set", "strategy.epochs=1", "--set", "strategy.optimizer=adam",
+            "--set", "strategy.learning_rate=0.001", "--set", "strategy.auxiliary_epochs=1",
+            "--set", "strategy.depths=[0,2,4]", "--set", "policy.upload_parameters=50000",
+            "--out", str(tmp_path / protection),
+        )  # fmt: skip
+    sizes = {0: 10_464, 2: 35_168}  # 4 cells are more than the sites' policy lets go
+    nodes = summaries["none"]["nodes"]
+    assert isinstance(nodes, list)
+    for node in nodes:
+        folder = tmp_path / "none" / "nodes" / node["name"]
+        noted = traces.read(folder / "traces.jsonl")
+        assert ["distance" in noted[at] for at in (1, 2)] == [True, False]
+        (depth,) = {int(noted[at]["depth"]["m*"]) for at in (1, 2)}
+        # Two bytes a value, in two rounds and with little around them.
+        assert 0 <= node["bytes_up"] - 2 * 2 * sizes[depth] < 1500
+        model = (folder / "model.safetensors").read_bytes()
+        assert model == (tmp_path / "masked" / "nodes" / node["name"] / "model.safetensors").read_bytes()
+    assert summaries["none"]["mean_accuracy"] == summaries["masked"]["mean_accuracy"]
+    page = Path(str(summaries["masked"]["report"])).read_text()
+    assert "how many cells a site shares" in page
+    assert "59,872 of 323,434" in page
+    assert "@auxiliary" not in page
+    monkeypatch.setattr(sys, "argv", ["shared_features.py", str(tmp_path / "masked"), str(tmp_path / "features.svg")])
+    runpy.run_path(str(ROOT / "docs" / "examples" / "shared_features.py"), run_name="__main__")
+    assert (tmp_path / "features.svg").read_text().count("<title>site-03, class ") == 12
 
 
 def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:

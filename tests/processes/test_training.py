@@ -11,9 +11,10 @@ from node.jobs import Job, Result, layout_to_json
 from node.store import load_blocks
 from node.training import Trainer
 from secure_fl import strategies, tasks
-from secure_fl.blocks import Blocks
-from secure_fl.errors import NonFiniteUpdateError
+from secure_fl.blocks import Blocks, BlockShape, Layout, TensorShape
+from secure_fl.errors import LayoutMismatchError, NonFiniteUpdateError
 from secure_fl.files import write_atomically
+from secure_fl.strategies.base import SHIPPED_TENSOR
 from secure_fl.strategies.fedavg import FedAvg
 from secure_fl.strategies.site import Site
 from secure_fl.study import Study
@@ -49,12 +50,29 @@ class Careless(FedAvg):
         return {name: vector * np.float32(np.inf) for name, vector in super().fit(site).items()}
 
 
-def execute(folder: Path, strategy: str) -> Result:
+class Curious(FedAvg):
+    """Keeps what was shipped."""
+
+    name = "curious"
+    shipped = ("@hint",)
+
+    def fit(self, site: Site) -> Blocks:
+        assert site.shipped["@hint"].shape == (2, 3)
+        change = super().fit(site)
+        site.personal = {"hint": site.shipped["@hint"].reshape(-1)}
+        return change
+
+
+def execute(folder: Path, strategy: str, *, ship: bool = False) -> Result:
     """A first round of breast-cancer at one of three sites."""
     strategies.register(strategy, f"{__name__}:{strategy.capitalize()}")
     study = Study.parse({"task": {"name": "breast-cancer"}, "strategy": {"name": strategy, "epochs": 1}})
     write_atomically(folder / "study.json", study.canonical())
     layout, start = initial_blocks(tasks.create("breast-cancer", {}), study.study.seed)
+    if ship:
+        hint = BlockShape(name="@hint", tensors=(TensorShape(name=SHIPPED_TENSOR, shape=(2, 3)),))
+        layout = Layout((*layout, hint))
+        start["@hint"] = np.arange(6, dtype=np.float32)
     (folder / "received").write_bytes(layout.flatten(start))
     job = Job(
         kind="train", study=str(folder / "study.json"), round=1, attempt=1, me="site-01",
@@ -81,3 +99,18 @@ def test_what_leaves_or_is_kept_is_checked_and_not_only_the_model_in_hand(tmp_pa
         execute(tmp_path, strategy)
     assert not (tmp_path / "update").exists()
     assert not (tmp_path / "personal").exists()
+
+
+def test_what_is_shipped_beside_the_model_reaches_the_strategy_and_nothing_else(tmp_path: Path) -> None:
+    execute(tmp_path, "curious", ship=True)
+    assert load_blocks(tmp_path / "personal")["hint"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert "@hint" not in load_blocks(tmp_path / "update")
+
+
+@pytest.mark.parametrize(("strategy", "ship"), [("curious", False), ("contrary", True)])
+def test_reserved_blocks_are_those_of_the_strategy_or_nothing_is_trained(
+    tmp_path: Path, strategy: str, ship: bool
+) -> None:
+    with pytest.raises(LayoutMismatchError, match="reserved blocks"):
+        execute(tmp_path, strategy, ship=ship)
+    assert not (tmp_path / "update").exists()

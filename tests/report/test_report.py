@@ -443,10 +443,40 @@ def test_what_sites_noted_is_drawn_by_part_of_the_model() -> None:
         assert [group.findtext("title") for group in lines] == ["body: 0.50 after round 3", "<b>: 0.50 after round 3"]
         (band,) = svg.iter("polygon")  # from 1/4 to 3/4; the sites agree on the other
         assert len((band.get("points") or "").split()) == 6
+    last = rows(page, "What each site noted last")
+    assert last == [["site-00", "–", "–"], *([f"site-{i:02}", "0.5", f"{i / 4:g}"] for i in (1, 2, 3))]
     empty: list[dict[str, dict[int, Traces]] | None]
     empty = [None, {}, {"site-00": {}}, {"site-00": {1: {"alpha": {"body": math.nan}}}}]
     for nothing in empty:
         assert "noted for themselves" not in render(record, summary(record), settings, notes=nothing)
+
+
+def test_combinations_are_counted_and_who_asked_for_whom_is_drawn() -> None:
+    record = study(rounds=3)
+    served = [replace(entry, combinations=2 if entry.kind == "train" else 0) for entry in record.rounds]
+    record = replace(record, combinations_opened=6, rounds=tuple(served))
+    page = render(record, summary(record))
+    # Four sites trained in rounds 1 and 3, two of them in round 2.
+    assert "combined, 6 in all" in Page(page).text
+    assert "kept their own model, 4 in all" in Page(page).text
+    assert "Who asked for whom" not in page
+    rows = {name: {at: {"asked": {name: 32.0, "<b>": 32.0}} for at in (1, 2, 3)} for name in record.roster}
+    rows["site-00"] = {1: {"asked": {"site-00": 32.0, "site-01": 32.0}}, 2: {"asked": {}}}
+    shown = [
+        svg
+        for svg in drawings(render(record, summary(record), rows=rows))
+        if (svg.get("aria-label") or "").startswith("Who asked for whom")
+    ]
+    assert len(shown) == 2
+    for svg in shown:
+        assert svg.get("aria-label") == "Who asked for whom: most often site-03 for <b>, in 3 of 3 rounds."
+        titles = [rect.findtext("title") for rect in svg.iter("rect")]
+        assert len(titles) == 5 * 5
+        assert "site-00 asked for site-01 in 1 of 3 rounds" in titles
+        assert "site-02 asked for <b> in 3 of 3 rounds" in titles
+    plain = replace(record, combinations_opened=0)
+    assert "Who asked for whom" not in render(plain, summary(plain), rows={"site-00": {}})
+    assert "Combinations</h2>" not in render(plain, summary(plain), rows={"site-00": {}})
 
 
 def test_no_rounds_and_one_round() -> None:

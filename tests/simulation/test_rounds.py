@@ -177,6 +177,21 @@ def test_a_sites_policy_wins_and_nothing_leaves_it(
     play(tmp_path, {"rounds": {"gather": 1}}, scenario)
 
 
+def test_more_of_a_model_than_the_policy_lets_go_stays_at_the_site(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(fed: Federation) -> None:
+        fed.set_policy("site-01", upload_parameters=3)
+        start_all(fed)
+        record = await finish(fed)
+        assert all(round_.cohort == ("site-02", "site-03", "site-04") for round_ in record.rounds if round_.number < 3)
+        assert "[policy] upload_parameters" in caplog.text
+        ledger = list(read_ledger(fed.workspace.node_folder("site-01") / "ledger.jsonl"))
+        assert {entry.facts["round"] for entry in ledger if entry.kind == "spent"} <= {record.rounds[-1].number}
+
+    play(tmp_path, {}, scenario)
+
+
 @pytest.mark.parametrize("share", ["none", "aggregate", "per-node"])
 def test_metrics_are_shared_as_the_study_says(tmp_path: Path, share: str) -> None:
     async def scenario(fed: Federation) -> None:

@@ -87,6 +87,45 @@ def test_twelve_devices_and_no_healthy_one_on_the_base_plate(task: Task) -> None
         task.load(share_of(None, 0, 13, kind="natural"))
 
 
+def test_some_locations_or_none_of_the_healthy() -> None:
+    ends = create("bearings", {"windows": 4, "locations": ["FE", "BA"]})
+    parts = [ends.load(share_of(None, index, 8, kind="natural")) for index in range(8)]
+    assert [len(set(part.train.targets.tolist())) for part in parts] == [10] * 4 + [9] * 4
+    with pytest.raises(SettingsError, match="come from 8 sites"):
+        ends.load(share_of(None, 0, 9, kind="natural"))
+    faults = create("bearings", {"windows": 4, "healthy": False})
+    for index in (0, 11):
+        assert set(device(faults, index).train.targets.tolist()) == set(range(1, 10))
+    with pytest.raises(SettingsError, match=r"task\.locations"):
+        create("bearings", {"locations": ["top"]})
+
+
+def test_few_windows_to_train_on_and_the_others_to_test() -> None:
+    few = create("bearings", {"windows": 20}).load(share_of(None, 0, 12, kind="natural", test_fraction=0.9))
+    assert torch.bincount(few.train.targets).tolist() == [2] * 10
+    assert torch.bincount(few.test.targets).tolist() == [18] * 10
+
+
+def test_a_folder_without_what_the_study_is_about(tmp_path: Path) -> None:
+    write_mat(tmp_path, "normal", 2, ("DE",))
+    with pytest.raises(DataError, match="no recording of the locations"):
+        create("bearings", {"healthy": False}).load(Source(path=tmp_path))
+
+
+def test_the_network_of_cells_learns_and_its_auxiliary_rows_are_nobodys() -> None:
+    cells = create("bearings", {"windows": 20, "network": "cells"})
+    metrics = train(cells, device(cells, 0), epochs=6, learning_rate=2e-3)
+    assert metrics.accuracy is not None
+    assert metrics.accuracy > 0.6
+    rows = cells.auxiliary(1)
+    assert rows is not None
+    assert torch.bincount(rows.targets).tolist() == [20] * 10
+    assert float((rows.inputs**2).mean()) == pytest.approx(1, rel=1e-3)
+    here = device(cells, 0)  # the drive end at load 0, with the same seed
+    near = torch.nn.functional.normalize(here.train.inputs, dim=1) @ torch.nn.functional.normalize(rows.inputs, dim=1).T
+    assert float(near.max()) < 0.999
+
+
 def test_other_partitions_divide_all_windows(task: Task) -> None:
     parts = [task.load(share_of(None, index, 4, kind="dirichlet", alpha=1.0)) for index in range(4)]
     assert sum(len(part.train) + len(part.test) for part in parts) == 20 * (8 * 10 + 4 * 9)

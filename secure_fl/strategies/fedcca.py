@@ -1,0 +1,107 @@
+"""FedCCA (Wang et al.): each site chooses whom it learns from, by a second model of its own that is never combined.
+
+θ_i and φ_i train on the site's data, each with the plain loss                                            (2), (3)
+B_ij = 1 − e^{−d_ij/σ},   d_ij = ‖φ_fc,i − φ_fc,j‖                                                        (4), (5)
+S_i = the sites j ≠ i with B_ij ≤ Σ_{j≠i} B_ij / 2N, at most N_max of them, the nearest                         (6)
+θ_i ← Σ_{j ∈ S_i ∪ {i}} (1 − B_ij)·θ_j / Σ_{j ∈ S_i ∪ {i}} (1 − B_ij)                                           (7)
+
+The paper's server sees every φ_i and θ_i. Here distances open at node i only, it selects and weighs its peers itself,
+and the combination opens at node i only: see `protect.sketch` and `protect.combining`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from secure_fl.blocks import Blocks, Layout, Vector
+from secure_fl.strategies.base import Combine, LocalTraining, Request, Strategy
+
+if TYPE_CHECKING:
+    from secure_fl.strategies.site import Site
+
+_MEDIANS = 10  # σ in median distances, where the study does not say
+
+
+class FedCCASettings(LocalTraining):
+    """`criterion` is the factor before the mean in (6). Without `sigma`, σ is ten medians of what a site sees."""
+
+    sigma: float | None = Field(None, gt=0)
+    criterion: float = Field(0.5, gt=0)
+    max_selected: int | None = Field(None, ge=1)  # N_max
+    encoder_epochs: int | None = Field(None, ge=1, le=1000)  # φ's; without it as many as θ's
+
+
+class FedCCA(Strategy):
+    """One combination over every block of θ. Kept: θ_i under the blocks' names, φ_i beside it."""
+
+    name = "fedcca"
+    Settings = FedCCASettings
+    settings: FedCCASettings
+    has_global_model = False
+    attention = True
+
+    def request(self, layout: Layout, head: tuple[str, ...]) -> Request:  # noqa: ARG002
+        """Everything, combined for each site."""
+        return Combine(blocks=layout.names)
+
+    def explain(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return (
+            "Leaves: how every block of the site's model differs from the common start, for combinations that each "
+            "open at one site only; and a sketch of the head of a second model that only this site trains, of which "
+            "each other site learns its distance to its own.",
+            "Stays: the data and both models. The coordinator sees which peers a site selects and how much they weigh.",
+        )
+
+    def fit(self, site: Site) -> Blocks:
+        """(2) from the combination (7), then (3) from where φ was: the study's common start in the first round."""
+        site.load(self.inference(site))
+        site.train()
+        theta, change = site.blocks(), site.change(site.layout.names)
+
+        site.load(site.initial, {name: site.personal[_phi(name)] for name in theta if _phi(name) in site.personal})
+        site.train(epochs=self.settings.encoder_epochs)
+        site.personal = {**theta, **{_phi(name): vector for name, vector in site.blocks().items()}}
+        return change
+
+    def inference(self, site: Site) -> Blocks:
+        """θ_i as it was combined here; where nothing was opened, as the site trained it."""
+        opened = {name: site.received[name] + change for name, change in site.combination.items()}
+        own = {name: site.personal[name] for name in site.layout.names if name in site.personal}
+        return {**site.initial, **own, **opened}
+
+    def features(self, site: Site) -> Vector:
+        """φ_fc: the head of φ, its last layer."""
+        return np.concatenate([site.personal[_phi(name)] for name in site.head])
+
+    def attend(self, me: str, squared_distances: Mapping[str, float]) -> Mapping[str, float]:
+        """1 − B_ij over S_i ∪ {i}. Fewer than the protection's minimum open nothing: the site keeps its own model."""
+        gaps = self.dissimilarities(me, squared_distances)
+        return {me: 1.0, **{peer: 1.0 - gaps[peer] for peer in self.selected(gaps)}}
+
+    def dissimilarities(self, me: str, squared_distances: Mapping[str, float]) -> dict[str, float]:
+        """B_ij for every other j (5)."""
+        distances = {peer: math.sqrt(squared) for peer, squared in squared_distances.items() if peer != me}
+        # Where all models are one there is no median to measure in, and nothing to measure.
+        sigma = self.settings.sigma or _MEDIANS * median(distances.values() or (1.0,)) or 1.0
+        return {peer: -math.expm1(-distance / sigma) for peer, distance in distances.items()}
+
+    def threshold(self, gaps: Mapping[str, float]) -> float:
+        """The criterion (6), for a site that has these B_ij. N counts the site itself."""
+        return self.settings.criterion * sum(gaps.values()) / (len(gaps) + 1)
+
+    def selected(self, gaps: Mapping[str, float]) -> tuple[str, ...]:
+        """S_i, the nearest first; of equals, by name."""
+        most = self.threshold(gaps)
+        near = sorted((gap, peer) for peer, gap in gaps.items() if gap <= most)
+        return tuple(peer for _, peer in near)[: self.settings.max_selected]
+
+
+def _phi(block: str) -> str:
+    return f"{block}: phi"
