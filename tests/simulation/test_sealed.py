@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from node.store import NodeStore
+from node.store import NodeStore, load_blocks
 from secure_fl import strategies
+from secure_fl.blocks import Vector
+from secure_fl.protect.base import RequestKind
 from secure_fl.protect.sealed_field import uniform
 from secure_fl.protect.sealed_shares import combine
 from secure_fl.protect.sealed_terms import Terms
@@ -173,3 +176,43 @@ def test_the_coordinators_disk_holds_neither_a_key_nor_an_opened_combination(
         assert not [secret for secret in secrets if any(secret in content for content in kept)]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"name": "fedamp"}, {"name": "fedcca", "criterion": 1.2}], ids=lambda s: s["name"]
+)
+def test_twelve_sites_get_the_combinations_that_none_gives_them(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    """The same distances, hence the same rows, and the same integers in them: only the errors come on top."""
+
+    async def scenario(kind: str) -> tuple[int, dict[str, dict[str, Vector]]]:
+        settings = {
+            "study": {"rounds": 1},
+            "strategy": strategy,
+            "protection": {"kind": kind, "bits": 20},
+            "metrics": {"share": "none"},
+            "rounds": {"deadline": 30, "phase_deadline": 20, "gather": 10},
+        }
+        fed = Federation(tmp_path / kind, settings, nodes=12)
+        for name in fed.names:
+            fed.start_node(name)
+        record = await fed.coordinate()
+        await fed.close()
+        assert record is not None
+        folders = {name: fed.workspace.node_folder(name) / "studies" / fed.study.id for name in fed.names}
+        opened = {
+            name: load_blocks(folder / "combination-1.safetensors")
+            for name, folder in folders.items()
+            if (folder / "combination-1.safetensors").exists()
+        }
+        assert len(opened) == record.combinations_opened
+        return record.combinations_opened, opened
+
+    plain, expected = asyncio.run(asyncio.wait_for(scenario("none"), 60))
+    count, found = asyncio.run(asyncio.wait_for(scenario("sealed"), 60))
+    assert count == plain == 12
+    terms = Terms.among(RequestKind.COMBINE, nodes=12, bits=20)
+    bound = (terms.noise + 1) / terms.weight_sum / (2**19 - 1)  # of a mean, with the clip 1; and float32's last place
+    for name, blocks in expected.items():
+        for block, vector in blocks.items():
+            assert 0 < np.abs(found[name][block] - vector).max() <= bound
+            assert np.abs(vector).max() > 1000 * bound
