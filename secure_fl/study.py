@@ -183,6 +183,18 @@ class Study(Settings):
     metrics: MetricsSection = MetricsSection()
     simulation: SimulationSection = SimulationSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _suitable_protection(cls, values: Any) -> Any:
+        """A study that names no protection gets the one that serves its strategy."""
+        if not isinstance(values, Mapping):
+            return values
+        strategy, protection = values.get("strategy"), values.get("protection", {})
+        if not isinstance(strategy, Mapping) or not isinstance(protection, Mapping) or "kind" in protection:
+            return values
+        kind = strategies.suitable_protection(str(strategy.get("name", "")))
+        return {**values, "protection": {**protection, "kind": kind}}
+
     @classmethod
     def read(cls, path: Path) -> Self:
         """The study in a TOML file."""

@@ -53,7 +53,7 @@ learning_rate = 0.05
 [protection]               # {protections}
 kind = "{protection}"{warning}
 colluders = 1              # how many sites may work together with the coordinator
-bits = 16                  # fixed-point width of every value
+# bits = 16                # fixed-point width of every value; without it what suits the protection
 clip = 1.0                 # largest change of a parameter in one round
 # min_cohort = 3           # contributors behind anything opened; at least max(3, colluders + 2)
 # reference_samples = 1000 # weigh sites by min(1, samples / this); without it every site counts the same
@@ -79,7 +79,7 @@ def new(
     name: Annotated[str, typer.Option(help="The study's name.")] = "my-study",
     task: Annotated[str, typer.Option(help="Task id.")] = "digits",
     strategy: Annotated[str, typer.Option(help="Strategy id.")] = "fedavg",
-    protection: Annotated[str, typer.Option(help="Protection id.")] = "masked",
+    protection: Annotated[str, typer.Option(help="Protection id; without it what suits the strategy.")] = "",
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
     roster: Annotated[Path | None, typer.Option(help="The sites, as `secure-fl pki roster` prints them.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
@@ -91,6 +91,7 @@ def new(
     if path.exists() and not force:
         raise StorageError(f"{path}: exists already", advice="choose another name, or --force")
     require_known("strategy", strategy, strategies.known())
+    protection = protection or strategies.suitable_protection(strategy)
     require_known("protection", protection, protect.known())
     sites = Study.read(roster).study.roster if roster else {}
     text = _TEMPLATE.format(

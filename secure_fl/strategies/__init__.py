@@ -41,6 +41,14 @@ def create(name: str, settings: Mapping[str, Any]) -> Strategy:
     return cls(cls.Settings.parse(settings, where="strategy"))
 
 
+def suitable_protection(name: str) -> str:
+    """The protection of a study that names none: masks for sums, `sealed` for what opens at the sites."""
+    if name not in _BUILT_IN:
+        return "masked"
+    module, _, attribute = _BUILT_IN[name].partition(":")
+    return "sealed" if getattr(import_module(module), attribute).attention else "masked"
+
+
 def register(name: str, target: str) -> None:
     """Add a strategy as `module:attribute`. For code that runs in this process; a study cannot do this."""
     _BUILT_IN[name] = target

@@ -22,9 +22,10 @@ OTHER: dict[str, dict[str, Any]] = {
         "bits": 17,
         "clip": 1.5,
         "reference_samples": 100,
+        "recompute": True,
     },
     "privacy": {"mode": "dp-sgd", "epsilon": 1.0, "delta": 1e-5, "clip": 1.0},
-    "rounds": {"mode": None, "deadline": 601.0, "phase_deadline": 61.0, "gather": 61.0, "attempts": 4},
+    "rounds": {"mode": None, "deadline": 601.0, "phase_deadline": 61.0, "gather": 61.0, "attempts": 4, "patience": 1.0},
     "metrics": {"share": "none", "ceiling": 99.0},
 }
 

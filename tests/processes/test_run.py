@@ -225,7 +225,7 @@ def test_a_users_own_task_on_a_users_own_file(tmp_path: Path, engine: str) -> No
 
 def test_an_interrupted_run_leaves_nobody_behind_and_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = ["--nodes", "3", "--rounds", "60", "--out", str(out), "--task", "breast-cancer"]
+    arguments = ["--nodes", "3", "--rounds", "150", "--out", str(out), "--task", "breast-cancer"]
     child = subprocess.Popen(command(*arguments), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     record = out / "coordinator" / "state" / "studies"
     _wait(lambda: any(record.glob("*/record.json")), 60)
@@ -237,7 +237,7 @@ def test_an_interrupted_run_leaves_nobody_behind_and_is_resumed(tmp_path: Path) 
     assert f"--out {out} goes on" in said.decode()
     _wait(lambda: not any(alive(pid) for pid in family), 15)
     committed = len(json.loads(next(record.glob("*/record.json")).read_text())["rounds"])
-    assert 0 < committed < 60
+    assert 0 < committed < 150
     # A shorter study is another study: it is refused rather than mixed up with this one.
     other = subprocess.run(
         command("--nodes", "3", "--rounds", "5", "--out", str(out)), capture_output=True, text=True, check=False
@@ -245,7 +245,7 @@ def test_an_interrupted_run_leaves_nobody_behind_and_is_resumed(tmp_path: Path) 
     assert other.returncode == 3
     assert "another study" in other.stderr
     summary = summary_of(*arguments)
-    assert summary["rounds"] == 60
+    assert summary["rounds"] == 150
 
 
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ NODES = 4
 AT_ONCE = 4
 SECOND = 2  # Faults strike in the second round, when there is a committed one to lose.
 # What one site's silence costs where a phase has to run into its deadline.
-SHORT = {"deadline": 1.2, "phase_deadline": 1.2, "gather": 2, "attempts": 2, "patience": 0}
+SHORT = {"deadline": 2.4, "phase_deadline": 2.4, "gather": 4, "attempts": 2, "patience": 0}
 SIGNATURE = -10  # A byte of the signature, which stands last in an upload's header.
 LONG = {"deadline": 20, "phase_deadline": 20, "gather": 3}
 
@@ -137,7 +137,7 @@ def _reorder(protection: str, phase: str) -> list[Variant]:
 def _delay(_protection: str, phase: str) -> list[Variant]:
     brief = (_fault(DELAY, "tell", phase, seconds=0.3), _fault(DELAY, "send", phase, seconds=0.3))
     late = _fault(DELAY, "send", phase, late=True)
-    told_late = _fault(DELAY, "tell", phase, seconds=1.5)
+    told_late = _fault(DELAY, "tell", phase, seconds=3.0)
     return [
         Variant(name="within the deadline", link=brief, unchanged=True),
         Variant(name="an upload beyond the deadline", link=(late,), short=True, expect=_echo_is_late),
@@ -176,7 +176,7 @@ def _for_too_many(phase: str) -> dict[str, Variant]:
     lines = {
         "node hang": _fault(HANG, "send", phase, ever_after=True),
         "cut link": _fault(CUT, "send", phase, ever_after=True),
-        "delay": _fault(DELAY, "tell", phase, ever_after=True, seconds=1.5),
+        "delay": _fault(DELAY, "tell", phase, ever_after=True, seconds=3.0),
         "corrupt byte": _fault(CORRUPT, "send", phase, ever_after=True, byte=SIGNATURE),
     }
     ends = "aborted: StudyAborted"
