@@ -52,7 +52,7 @@ def to_vector(metrics: SiteMetrics, *, ceiling: float) -> Vector:
 def from_vector(mean: Vector, *, ceiling: float, classification: bool, has_global_model: bool) -> SiteMetrics:
     """The cohort's mean measurements; None for what some site could not express."""
     accuracy, loss, mse, global_accuracy, loss_cut, mse_cut = (float(value) for value in mean)
-    # One site of 256 weighs at least 1/512 of a cohort; rounding moves a mean by far less.
+    # One site of 512 that counts like the others weighs more than this; rounding moves a mean by far less.
     return SiteMetrics(
         accuracy=accuracy if classification else None,
         loss=loss * ceiling if loss_cut < _ANYBODY else None,

@@ -15,7 +15,7 @@ from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.masked_coordinator import MaskedCoordinator, largest_upload
 from secure_fl.protect.masked_node import MaskedNode
 from secure_fl.protect.memory import Memory
-from secure_fl.protect.signed_cohort import threshold
+from secure_fl.protect.signed_cohort import require_few, threshold
 from secure_fl.randomness import Randomness
 
 
@@ -57,8 +57,9 @@ class Masked:
         return max(min_cohort, threshold(nodes, colluders))
 
     def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:  # noqa: ARG002
-        """At least one value per word."""
+        """At least one value per word, and few enough nodes for a complete graph."""
         FixedPoint(bits=bits, clip=1.0).require_room(contributors=nodes, ring_bits=32)
+        require_few(nodes)
 
     def noise(self, context: RoundContext) -> int:  # noqa: ARG002
         """None: sums are exact."""

@@ -14,7 +14,7 @@ from secure_fl.protect.memory import Memory, ProcessMemory
 from secure_fl.protect.sealed_coordinator import SealedCoordinator, largest_upload
 from secure_fl.protect.sealed_node import SealedNode
 from secure_fl.protect.sealed_terms import Terms
-from secure_fl.protect.signed_cohort import threshold
+from secure_fl.protect.signed_cohort import require_few, threshold
 from secure_fl.randomness import Randomness
 
 
@@ -58,7 +58,8 @@ class Sealed:
         return max(min_cohort, threshold(nodes, colluders))
 
     def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:
-        """A scale of at least 1."""
+        """A scale of at least 1, and few enough nodes to share keys with all of them."""
+        require_few(nodes)
         Terms.among(kind, nodes=nodes, bits=bits)
 
     def noise(self, context: RoundContext) -> int:

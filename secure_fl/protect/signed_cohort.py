@@ -13,11 +13,11 @@ from functools import cached_property, lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from secure_fl.errors import CertificateError, CohortTooSmallError, ProtectionError
+from secure_fl.errors import CertificateError, CohortTooSmallError, OverflowInvariantError, ProtectionError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript, verify
-from secure_fl.limits import NODES
+from secure_fl.limits import KEYED_NODES
 from secure_fl.protect.base import RoundContext
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.masks import usable
@@ -37,6 +37,12 @@ def threshold(nodes: int, colluders: int) -> int:
     than the 2t it needs.
     """
     return (nodes + colluders) // 2 + 1
+
+
+def require_few(nodes: int) -> None:
+    """Raise `OverflowInvariantError` if there are more nodes than may share keys with each other."""
+    if nodes > KEYED_NODES:
+        raise OverflowInvariantError(f"{nodes} nodes, and at most {KEYED_NODES} share keys with each other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,7 @@ class SignedCohort:
     def __init__(self, context: RoundContext, manifests: Sequence[Manifest], *, protocol: str) -> None:
         peers = [read_manifest(context, manifest, protocol=protocol) for manifest in manifests]
         self.names = tuple(peer.name for peer in peers)
-        if list(self.names) != sorted(set(self.names)) or len(self.names) > NODES:
+        if list(self.names) != sorted(set(self.names)) or len(self.names) > KEYED_NODES:
             raise ProtectionError("manifests are repeated or out of order")
         keys = [getattr(peer, name) for peer in peers for name in _KEYS[protocol]]
         if len(set(keys)) != len(keys):
@@ -198,7 +204,7 @@ def names_digest(names: Sequence[str]) -> bytes:
     return hashlib.sha256(transcript("names", *(name.encode() for name in names))).digest()
 
 
-@lru_cache(maxsize=NODES)
+@lru_cache(maxsize=KEYED_NODES)
 def _certificate(der: bytes) -> Certificate:
     """Parsed once: a peer shows the same certificate in every round. Whether it is still valid is asked every time."""
     return Certificate.from_der(der)

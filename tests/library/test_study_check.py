@@ -118,3 +118,11 @@ def test_bits_that_could_overflow_the_ring_are_refused() -> None:
 def test_a_privacy_mode_of_the_future_is_refused(mode: str) -> None:
     with pytest.raises(SettingsError, match=f"privacy.mode '{mode}' is not available"):
         study(privacy={"mode": mode}).check()
+
+
+@pytest.mark.parametrize("kind", ["masked", "sealed"])
+def test_more_sites_than_can_share_keys_are_refused_where_they_must(kind: str) -> None:
+    study(0, protection={"kind": "none"}).check(nodes=500)
+    study(0, protection={"kind": kind}).check(nodes=256)
+    with pytest.raises(OverflowInvariantError, match="500 nodes, and at most 256 share keys"):
+        study(0, protection={"kind": kind}).check(nodes=500)
