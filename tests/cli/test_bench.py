@@ -30,7 +30,7 @@ def bench(*arguments: str) -> dict[str, Any]:
 def test_the_contract() -> None:
     told = bench("--nodes", "5", "--parameters", "20000", "--dropouts", "1", "--repeat", "2")
     assert (told["nodes"], told["parameters"], told["dropouts"]) == (5, 20000, 1)
-    assert told["protections"].keys() == {"none", "masked", "sealed"}
+    assert told["protections"].keys() >= {"none", "masked", "sealed"}  # and what other tests registered
     for figures in told["protections"].values():
         assert figures.keys() == FIELDS
         assert figures["exact"] is True

@@ -234,7 +234,7 @@ def test_an_interrupted_run_leaves_nobody_behind_and_is_resumed(tmp_path: Path) 
     family = _descendants(child.pid)
     assert len(family) >= 4
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=30)
+    _, said = child.communicate(timeout=90)
     assert child.returncode == 130
     assert f"--out {out} goes on" in said.decode()
     _wait(lambda: not any(alive(pid) for pid in family), 15)

@@ -45,7 +45,7 @@ SECOND = 2  # Faults strike in the second round, when there is a committed one t
 # What one site's silence costs where a phase has to run into its deadline.
 SHORT = {"deadline": 2.4, "phase_deadline": 2.4, "gather": 4, "attempts": 2, "patience": 0}
 SIGNATURE = -10  # A byte of the signature, which stands last in an upload's header.
-LONG = {"deadline": 20, "phase_deadline": 20, "gather": 3}
+LONG = {"deadline": 40, "phase_deadline": 40, "gather": 10}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +279,7 @@ async def endure(fed: Federation, variant: Variant) -> tuple[Ending, list[Networ
 
 
 async def _coordinate(fed: Federation, variant: Variant) -> None:
-    grace = 5.0 if variant.returns else 0.3
+    grace = 15.0 if variant.returns else 0.3
     for point, occurrence in variant.kill_coordinator:
         with pytest.raises(Killed):
             await fed.coordinate(Faults(point, occurrence), heartbeat=variant.heartbeat, grace=grace)
@@ -290,7 +290,7 @@ async def check(studies: Studies, protection: str, variant: Variant) -> Ending:
     """One variant, and everything that must hold of it."""
     calm, model = await studies.calm(protection)
     fed = studies.fresh(protection, short=variant.short)
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(100):
         end, networks = await endure(fed, variant)
     struck = [network.struck for network in networks]
     label = f"{variant.name}: {end}, {[(r.attempts, r.cohort) for r in end.records]}, {struck}"
