@@ -45,9 +45,8 @@ def test_ten_nodes_with_a_million_parameters() -> None:
             f"hub {figures.seconds_coordinator:.4f}, opening {figures.seconds_opening:.4f} s, "
             f"{figures.bytes_per_parameter:.3f} bytes, error {figures.max_error:.1e}"
         )
-    print(
-        f"ring product alone: {product:.4f} s, a node's part of the sum {whole.seconds_node_max / product:.2f} times that"
-    )
+    times = whole.seconds_node_max / product
+    print(f"ring product alone: {product:.4f} s; a node's part of the sum is {times:.2f} times that")
     for figures in (whole, fewer, combined):
         assert figures.exact
         assert figures.bytes_per_parameter <= 4.15
