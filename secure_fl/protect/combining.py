@@ -14,9 +14,9 @@ import numpy as np
 from secure_fl.errors import ProtectionError, ReleaseRefusedError
 from secure_fl.protect.exact_algebra import Matrix
 from secure_fl.protect.guard import ReleaseReport, check_release
+from secure_fl.protect.sealed_field import MODULUS
 
 SIGMA = 64.0  # of `sealed`'s error in a combination; every protection applies the guard that this implies
-MODULUS = 4294955009  # of the field in which `sealed` combines
 
 _SMALLEST_TOTAL = 64
 

@@ -15,7 +15,7 @@ from secure_fl.errors import ProtectionError
 from secure_fl.protect.base import Ask, BlockSum, Bulk, Message, Opened, OpenedSums, RoundContext
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.envelopes import SEALED_BYTES
-from secure_fl.protect.masked_node import group_words, opened_groups, packing_of, pair_key, seed_commitment
+from secure_fl.protect.masked_node import group_words, packing_of, pair_key, seed_commitment
 from secure_fl.protect.masked_statements import survivors_digest, verify_survivors, verify_upload
 from secure_fl.protect.masks import add_masks
 from secure_fl.protect.packing import WORD, Packing, Words
@@ -182,7 +182,7 @@ class MaskedCoordinator:
     def _ask_for_unmasking(self) -> Ask:
         names = sorted(self._agreements)
         self._cohort.require_quorum(names, what="agreements")
-        self._opened = opened_groups(self._context, self._cohort, self._sharers, sorted(self._survivors))
+        self._opened = self._cohort.releasable(self._groups, self._survivors)
         # As many as a node asks for, and no more for everybody to verify.
         quorum = names[: max(self._cohort.threshold, self._cohort.minimum)]
         agreements = [self._agreements[name] for name in quorum]

@@ -10,7 +10,7 @@ unmask       verify that enough others signed the same list; give exactly one ki
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,6 @@ from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
 from secure_fl.protect.base import BlockSum, Contribution, Message, RoundContext
 from secure_fl.protect.envelopes import KEY_KIND, Envelopes
-from secure_fl.protect.guard import releasable
 from secure_fl.protect.masked_statements import (
     sign_survivors,
     sign_upload,
@@ -240,7 +239,7 @@ class MaskedNode:
             raise ProtectionError("somebody agreed who did not survive")
         for agreement in agreements:
             verify_survivors(self._cohort, agreement.node, self._agreed, agreement.signature)
-        opened = opened_groups(self._context, self._cohort, self._sharers, self._survivors)
+        opened = self._cohort.releasable(self._cohort.uploaded(self._sharers), self._survivors)
         answer = MaskedShares()
         for name in self._sharers:
             held = self._held[name]
@@ -280,17 +279,6 @@ def pair_key(mine: X25519PrivateKey, cohort: SignedCohort, me: str, peer: str, g
 def seed_commitment(cohort: SignedCohort, node: str, group: Group, seed: bytes) -> bytes:
     """What binds a node to a seed before it is opened; the seed has 256 bits, so the hash hides it."""
     return hashlib.sha256(b"".join((cohort.rho, node.encode(), b"\x00", group.label, seed))).digest()
-
-
-def opened_groups(
-    context: RoundContext, cohort: SignedCohort, sharers: Sequence[str], survivors: Sequence[str]
-) -> tuple[Group, ...]:
-    """The groups that may be opened over these survivors: large enough, and exposing nobody by their differences."""
-    groups = cohort.uploaded(sharers)
-    there = set(survivors)
-    cohorts = [tuple(name for name in group.holders if name in there) for group in groups]
-    passed = releasable(cohorts, nodes=cohort.names, colluders=context.colluders, minimum=cohort.minimum)
-    return tuple(group for group, passes in zip(groups, passed, strict=True) if passes)
 
 
 def _say(message: object) -> Message:

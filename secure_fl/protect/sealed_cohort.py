@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from google.protobuf.message import Message as Protobuf
@@ -11,7 +11,6 @@ from google.protobuf.message import Message as Protobuf
 from secure_fl.identity.signing import transcript
 from secure_fl.limits import PAYLOAD_BYTES
 from secure_fl.protect.base import Message, RequestKind, RoundContext
-from secure_fl.protect.guard import releasable
 from secure_fl.protect.signed_cohort import Group, SignedCohort
 
 
@@ -44,14 +43,6 @@ def sealed_groups(context: RoundContext, cohort: SignedCohort, node: str) -> tup
         groups.append(SealedGroup(group, start, size, SealedGroup.seed_of(cohort, group)))
         start += size
     return tuple(groups)
-
-
-def opened_groups(context: RoundContext, cohort: SignedCohort, uploaded: Sequence[str]) -> tuple[Group, ...]:
-    """The groups whose sums may be opened over those who uploaded: large enough, and exposing nobody together."""
-    there = set(uploaded)
-    cohorts = [tuple(name for name in group.holders if name in there) for group in cohort.groups]
-    passed = releasable(cohorts, nodes=cohort.names, colluders=context.colluders, minimum=cohort.minimum)
-    return tuple(group for group, passes in zip(cohort.groups, passed, strict=True) if passes)
 
 
 def served_groups(cohort: SignedCohort, row: Mapping[str, int]) -> tuple[Group, ...]:

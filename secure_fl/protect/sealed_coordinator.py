@@ -29,7 +29,6 @@ from secure_fl.protect.combining import require_row, row_total, servable
 from secure_fl.protect.sealed_cohort import (
     SealedGroup,
     group_values,
-    opened_groups,
     say_bulky,
     sealed_groups,
     served_groups,
@@ -261,7 +260,7 @@ class SealedCoordinator:
     def _ask_for_openings(self) -> Ask:
         if self._context.kind is RequestKind.SUM:
             self._uploads = self._require_uploads()
-            self._opened = opened_groups(self._context, self._cohort, self._uploads.names)
+            self._opened = self._cohort.releasable(self._cohort.groups, self._uploads.names)
         messages = {}
         for holder in self._cohort.names:
             envelopes = [

@@ -27,7 +27,6 @@ from secure_fl.protect.memory import Memory
 from secure_fl.protect.sealed_cohort import (
     SealedGroup,
     group_values,
-    opened_groups,
     read_bulky,
     say,
     say_bulky,
@@ -342,7 +341,7 @@ class SealedNode:
     def _open_sum(self, said: SealedOpening, uploads: Uploads) -> Message:
         if said.rows:
             raise ProtectionError("a sum has no rows")
-        opened = opened_groups(self._context, self._cohort, uploads.names)
+        opened = self._cohort.releasable(self._cohort.groups, uploads.names)
         shares = self._key_shares(uploads, said.envelopes)
         sums = [
             weighted_sum([1] * len(present), (shares[name, group.index] for name in present), size=DEGREE)

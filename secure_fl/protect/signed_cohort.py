@@ -20,6 +20,7 @@ from secure_fl.identity.signing import transcript, verify
 from secure_fl.limits import KEYED_NODES
 from secure_fl.protect.base import RoundContext
 from secure_fl.protect.cohort import require_cohort
+from secure_fl.protect.guard import releasable
 from secure_fl.protect.masks import usable
 from secure_fl.protect.sealed_scores import proof_lengths
 from secure_fl.rpc.protect_cohort_pb2 import Manifest
@@ -185,6 +186,13 @@ class SignedCohort:
         """The groups that still have enough holders among those whose shares were delivered."""
         there = set(sharers)
         return tuple(group for group in self.groups if len(there.intersection(group.holders)) >= self.minimum)
+
+    def releasable(self, groups: Sequence[Group], present: Iterable[str]) -> tuple[Group, ...]:
+        """Those whose sums may be opened over `present`: large enough, and exposing nobody by their differences."""
+        there = set(present)
+        cohorts = [tuple(name for name in group.holders if name in there) for group in groups]
+        passed = releasable(cohorts, nodes=self.names, colluders=self._context.colluders, minimum=self.minimum)
+        return tuple(group for group, passes in zip(groups, passed, strict=True) if passes)
 
     def require_quorum(self, nodes: Sequence[str], *, what: str) -> None:
         """Raise unless these are distinct members in order, and enough to open anything."""
