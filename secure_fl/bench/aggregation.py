@@ -8,6 +8,7 @@ randomness, so the recorded answers are replayed to a second one while allocatio
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import tempfile
 import time
@@ -141,7 +142,8 @@ class Aggregation:
         runs = []
         for _ in range(repeat):
             runs.append(_Run(protection, self._context(protection), self._folder, self._gone))
-            runs[-1].play(self._members, self._updates, self._shares)
+            with _no_collection():
+                runs[-1].play(self._members, self._updates, self._shares)
             note()
         best = min(runs, key=lambda run: run.seconds.total)
         up = best.bytes_up()
@@ -305,6 +307,17 @@ def run(
             name: asdict(made.measure(protection, repeat=repeat, note=note)) for name, protection in resolved.items()
         }
     return {"nodes": nodes, "parameters": parameters, "dropouts": dropouts, "combine": combine, "protections": figures}
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """As `timeit` does: looking for garbage of a whole process is no party's work, and would fall on a random one."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _enrol(folder: Path, nodes: int) -> dict[str, Member]:

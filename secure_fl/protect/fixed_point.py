@@ -85,7 +85,7 @@ class FixedPoint:
         clipped = 0
         for start in range(0, values.size, _CHUNK):
             given = values[start : start + _CHUNK]
-            part, whole = buffer[: given.size], rounded[: given.size]
+            part, whole = buffer[: given.size], encoded[start : start + _CHUNK] if narrow else rounded[: given.size]
             low, high = float(given.min()), float(given.max())  # NaN if there is one
             if not np.isfinite(low + high):
                 raise NonFiniteUpdateError("the local update contains NaN or infinity")
@@ -99,8 +99,7 @@ class FixedPoint:
             whole[:] = part
             stream.fill(bits, given.size * coins.itemsize)
             np.add(whole, np.right_shift(np.frombuffer(bits, coins, given.size), spare), out=whole)
-            np.right_shift(whole, places, out=whole)
-            encoded[start : start + _CHUNK] = whole
+            np.right_shift(whole, places, out=encoded[start : start + _CHUNK], casting="same_kind")
         return encoded, clipped
 
     def decode(self, block: BlockSum) -> Vector:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import combinations, combinations_with_replacement
 from math import comb
 from typing import Any, Literal, NoReturn, TypeAlias
@@ -200,19 +201,26 @@ def releasable(
         raise ProtectionError("two nodes have the same name")
     if not 0 <= colluders < len(nodes):
         raise ProtectionError(f"{colluders} colluders among {len(nodes)} nodes leave nobody to protect")
-    members = [frozenset(cohort) for cohort in cohorts]
-    if any(not cohort <= position.keys() for cohort in members):
+    if any(not position.keys() >= set(cohort) for cohort in cohorts):
         raise ProtectionError("a cohort names a node that is not in the round")
-    verdict: dict[frozenset[str], bool] = {}
-    accepted = np.zeros((0, len(nodes)), dtype=np.int64)
-    for cohort in sorted(members, key=len, reverse=True):  # The sort is stable: ties keep their order.
+    columns = tuple(frozenset(position[name] for name in cohort) for cohort in cohorts)
+    return _releasable(columns, len(nodes), colluders, minimum, _decimal(tau, "tau"))
+
+
+@lru_cache(maxsize=256)  # A study asks the same in most of its rounds.
+def _releasable(
+    cohorts: tuple[frozenset[int], ...], nodes: int, colluders: int, minimum: int, tau: Fraction
+) -> tuple[bool, ...]:
+    verdict: dict[frozenset[int], bool] = {}
+    accepted = np.zeros((0, nodes), dtype=np.int64)
+    for cohort in sorted(cohorts, key=len, reverse=True):  # The sort is stable: ties keep their order.
         if cohort in verdict:
             continue
         verdict[cohort] = False
         if len(cohort) < minimum:
             continue
-        row = np.zeros((1, len(nodes)), dtype=np.int64)
-        row[0, [position[name] for name in cohort]] = 1
+        row = np.zeros((1, nodes), dtype=np.int64)
+        row[0, list(cohort)] = 1
         candidate = np.concatenate([accepted, row])
         try:
             check_release(candidate, colluders=colluders, tau=tau, opened_at="coordinator")
@@ -220,7 +228,7 @@ def releasable(
             continue
         verdict[cohort] = True
         accepted = candidate
-    return tuple(verdict[cohort] for cohort in members)
+    return tuple(verdict[cohort] for cohort in cohorts)
 
 
 # --- what was handed in -----------------------------------------------------------------------------------------

@@ -29,11 +29,15 @@ def usable(public: bytes) -> bool:
 
 def agree(mine: X25519PrivateKey, theirs: bytes, *, salt: bytes, info: bytes) -> bytes:
     """A 32-byte key that two parties share, bound to a transcript (`salt`) and to one purpose (`info`)."""
+    return derive_key(exchange(mine, theirs), info, salt=salt)
+
+
+def exchange(mine: X25519PrivateKey, theirs: bytes) -> bytes:
+    """What two keys have in common. No key itself: only `derive_key` makes one of it."""
     try:
-        shared = mine.exchange(X25519PublicKey.from_public_bytes(theirs))
+        return mine.exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError:  # a point of small order: everybody would know the key
         raise ProtectionError("a public key is not acceptable") from None
-    return derive_key(shared, info, salt=salt)
 
 
 def add_masks(words: Words, *, plus: Iterable[bytes] = (), minus: Iterable[bytes] = ()) -> None:

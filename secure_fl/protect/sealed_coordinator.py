@@ -292,7 +292,7 @@ class SealedCoordinator:
             shares = {self._cohort.index(holder): held[position] for holder, held in self._shares.items()}
             key = combine(shares, threshold=self._cohort.threshold)
             elements = self._sums.pop(group.index)  # one group at a time
-            Product(key).subtract_from(elements, seed=SealedGroup.seed_of(self._cohort, group))
+            Product(key).unseal(elements, seed=SealedGroup.seed_of(self._cohort, group))
             blocks |= self._decode(group, elements)
         return OpenedSums(blocks=blocks, cohort=self._uploads.names)
 

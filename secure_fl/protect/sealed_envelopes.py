@@ -12,34 +12,37 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secure_fl.errors import ProtectionError
 from secure_fl.identity.signing import transcript
-from secure_fl.protect.masks import agree
+from secure_fl.protect.masks import exchange
+from secure_fl.randomness import derive_key
 
 TAG_BYTES = 16
 
 _NONCE = bytes(12)  # a key is used once
 
 
-def seal(
-    plain: bytes, *, mine: X25519PrivateKey, theirs: bytes, rho: bytes, sender: str, recipient: str, purpose: bytes
-) -> bytes:
-    """Seal `plain`; the purpose says what it is, down to the group it belongs to or the matrix it answers."""
-    cipher, context = _cipher(mine, theirs, rho, sender, recipient, purpose)
-    return cipher.encrypt(_NONCE, plain, context)
+class Envelopes:
+    """One private key in one epoch. What it has in common with a peer's is computed once."""
 
+    def __init__(self, mine: X25519PrivateKey, *, rho: bytes) -> None:
+        self._mine = mine
+        self._rho = rho
+        self._common: dict[bytes, bytes] = {}
 
-def unseal(
-    sealed: bytes, *, mine: X25519PrivateKey, theirs: bytes, rho: bytes, sender: str, recipient: str, purpose: bytes
-) -> bytes:
-    """What `sender` sealed for `recipient` and this purpose in this very epoch, or `ProtectionError`."""
-    cipher, context = _cipher(mine, theirs, rho, sender, recipient, purpose)
-    try:
-        return cipher.decrypt(_NONCE, sealed, context)
-    except (InvalidTag, ValueError):
-        raise ProtectionError(f"what {sender} sealed does not open") from None
+    def seal(self, plain: bytes, *, theirs: bytes, sender: str, recipient: str, purpose: bytes) -> bytes:
+        """Seal `plain`; the purpose says what it is, down to the group it belongs to or the matrix it answers."""
+        cipher, context = self._cipher(theirs, sender, recipient, purpose)
+        return cipher.encrypt(_NONCE, plain, context)
 
+    def unseal(self, sealed: bytes, *, theirs: bytes, sender: str, recipient: str, purpose: bytes) -> bytes:
+        """What `sender` sealed for `recipient` and this purpose in this very epoch, or `ProtectionError`."""
+        cipher, context = self._cipher(theirs, sender, recipient, purpose)
+        try:
+            return cipher.decrypt(_NONCE, sealed, context)
+        except (InvalidTag, ValueError):
+            raise ProtectionError(f"what {sender} sealed does not open") from None
 
-def _cipher(
-    mine: X25519PrivateKey, theirs: bytes, rho: bytes, sender: str, recipient: str, purpose: bytes
-) -> tuple[AESGCM, bytes]:
-    context = transcript("sealed envelope", rho, sender.encode(), recipient.encode(), purpose)
-    return AESGCM(agree(mine, theirs, salt=rho, info=context)), context
+    def _cipher(self, theirs: bytes, sender: str, recipient: str, purpose: bytes) -> tuple[AESGCM, bytes]:
+        if theirs not in self._common:
+            self._common[theirs] = exchange(self._mine, theirs)
+        context = transcript("sealed envelope", self._rho, sender.encode(), recipient.encode(), purpose)
+        return AESGCM(derive_key(self._common[theirs], context, salt=self._rho)), context

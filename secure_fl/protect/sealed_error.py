@@ -25,7 +25,7 @@ from secure_fl.randomness import Randomness
 TAIL = 6  # standard deviations
 
 _DIGITS = 60  # decimal digits, of which a probability of 64 bits needs twenty
-_PIECE = 1 << 14
+_PIECE = 1 << 15
 _UNDECIDED = np.int16(-(2**15))
 _WORD = np.dtype("<u8")
 _REST = np.uint64(48)
@@ -47,9 +47,11 @@ class Gaussian:
     def draw(self, randomness: Randomness, count: int) -> Errors:
         """`count` independent errors, none beyond `bound`."""
         errors = np.empty(count, np.int16)
+        index = np.empty(min(_PIECE, count), np.intp)  # what `take` would make of the bits, anew each time
         for start in range(0, count, _PIECE):
             part = errors[start : start + _PIECE]
-            leading = np.frombuffer(randomness.bytes(2 * part.size), "<u2")
+            leading = index[: part.size]
+            leading[:] = np.frombuffer(randomness.bytes(2 * part.size), "<u2")
             np.take(self._table, leading, out=part, mode="clip")  # no index is out of range, and none is checked
             open_ = np.flatnonzero(part == _UNDECIDED)
             words = np.frombuffer(randomness.bytes(_WORD.itemsize * open_.size), _WORD) >> (np.uint64(64) - _REST)

@@ -54,13 +54,6 @@ def read_elements(raw: bytes) -> Elements:
     return elements
 
 
-def from_signed(values: Integers | Totals) -> Elements:
-    """Integers as elements; `OverflowInvariantError` if one could not be told from another by `to_signed`."""
-    if values.min(initial=0) < -HALF or values.max(initial=0) > HALF:
-        raise OverflowInvariantError("a value is outside the ring")
-    return wrap(values.astype(np.int32))
-
-
 def to_signed(elements: Elements) -> Totals:
     """The representatives nearest to zero."""
     return (elements + (elements > HALF) * _GAP).view(np.int32).astype(np.int64)
@@ -71,6 +64,17 @@ def wrap(signed: npt.NDArray[np.int32]) -> Elements:
     elements = signed.view(np.uint32)
     for part in _pieces(elements.size):
         elements[part] -= (elements[part] >> np.uint32(31)) * _GAP
+    return elements
+
+
+def signed_sum(left: Integers, right: Integers) -> Elements:
+    """left + right as elements, in the memory of `left`. `right` is lost. A sum is less than q in magnitude."""
+    elements = left.view(np.uint32)
+    for part in _pieces(left.size):
+        below = np.negative(right[part], out=right[part])
+        negative = np.less(left[part], below)  # a sum may have 33 bits; its sign is seen before it is formed
+        np.subtract(left[part], below, out=left[part])
+        elements[part] -= negative * _GAP
     return elements
 
 

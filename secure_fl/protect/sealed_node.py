@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -21,7 +22,7 @@ from secure_fl.errors import ProtectionError, RestartedError, SecureFLError
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
 from secure_fl.protect import merkle, sealed_scores
-from secure_fl.protect.base import BlockSum, Contribution, Message, RequestKind, RoundContext
+from secure_fl.protect.base import BlockSum, Contribution, Integers, Message, RequestKind, RoundContext
 from secure_fl.protect.combining import check_rows
 from secure_fl.protect.memory import Memory
 from secure_fl.protect.sealed_cohort import (
@@ -33,7 +34,7 @@ from secure_fl.protect.sealed_cohort import (
     sealed_groups,
     served_groups,
 )
-from secure_fl.protect.sealed_envelopes import seal, unseal
+from secure_fl.protect.sealed_envelopes import Envelopes
 from secure_fl.protect.sealed_field import ELEMENT, Elements, read_elements, uniform, weighted_sum
 from secure_fl.protect.sealed_memory import SealedMemories
 from secure_fl.protect.sealed_ring import DEGREE, Product
@@ -136,6 +137,16 @@ class SealedNode:
             raise ProtectionError("this node was never told who takes part")
         return self._met
 
+    @cached_property
+    def _envelopes(self) -> Envelopes:
+        """Under the envelope key: to and from holders, and as a holder to recipients."""
+        return Envelopes(self._envelope_key, rho=self._cohort.rho)
+
+    @cached_property
+    def _answers(self) -> Envelopes:
+        """Under the reply key: what holders answer this node as a recipient."""
+        return Envelopes(self._reply_key, rho=self._cohort.rho)
+
     # --- upload -----------------------------------------------------------------------------------------------
 
     def _upload(self, message: Message) -> Message:
@@ -147,7 +158,7 @@ class SealedNode:
             raise ProtectionError("this node's own manifest is missing or was changed")
         self._met = cohort
         groups = sealed_groups(self._context, self._cohort, self._me.name)
-        elements: Elements = np.empty(sum(group.size for group in groups), ELEMENT)
+        elements = np.empty(sum(group.size for group in groups), np.int32)
         keys = [self._seal_group(group, elements[group.start : group.start + group.size]) for group in groups]
         bulk = elements.tobytes()
         roots = [merkle.root(elements[g.start : g.start + g.size].data) for g in groups if self._recomputes]
@@ -163,7 +174,7 @@ class SealedNode:
         self._memory.keep(roster=raw, upload=answer.commit.upload)
         return Message(body=answer.SerializeToString(deterministic=True), bulk=bulk)
 
-    def _seal_group(self, group: SealedGroup, out: Elements) -> list[bytes]:
+    def _seal_group(self, group: SealedGroup, out: Integers) -> list[bytes]:
         """y = a·s + e + Δ·x into `out`, and the shares of s. The secret exists in this call only."""
         errors = KeyStream(self._randomness.bytes(32))
         start = 0
@@ -174,7 +185,7 @@ class SealedNode:
         if self._context.kind is RequestKind.SUM:
             out[start:] = self._terms.encode_weight(self._mine.weight, errors)
         secret = uniform(KeyStream(self._randomness.bytes(32)), DEGREE)
-        Product(secret).add_to(out, seed=group.seed)
+        Product(secret).seal(out, seed=group.seed)
         cohort = self._cohort
         return split(secret, threshold=cohort.threshold, holders=len(cohort.names), randomness=self._randomness)
 
@@ -204,22 +215,18 @@ class SealedNode:
         return self._context.recompute and self._context.kind is RequestKind.COMBINE
 
     def _seal(self, plain: bytes, holder: str, *, purpose: bytes) -> bytes:
-        return seal(
+        return self._envelopes.seal(
             plain,
-            mine=self._envelope_key,
             theirs=self._cohort.peers[holder].envelope_key,
-            rho=self._cohort.rho,
             sender=self._me.name,
             recipient=holder,
             purpose=purpose,
         )
 
     def _unseal(self, sealed: bytes, sender: str, *, purpose: bytes) -> bytes:
-        return unseal(
+        return self._envelopes.unseal(
             sealed,
-            mine=self._envelope_key,
             theirs=self._cohort.peers[sender].envelope_key,
-            rho=self._cohort.rho,
             sender=sender,
             recipient=self._me.name,
             purpose=purpose,
@@ -268,11 +275,9 @@ class SealedNode:
         replies = [
             SealedReply(
                 peer=recipient,
-                sealed=seal(
+                sealed=self._envelopes.seal(
                     plain[recipient],
-                    mine=self._envelope_key,
                     theirs=self._cohort.peers[recipient].reply_key,
-                    rho=self._cohort.rho,
                     sender=self._me.name,
                     recipient=recipient,
                     purpose=purpose,
@@ -288,11 +293,9 @@ class SealedNode:
         if holders != sorted(set(holders)) or not set(holders) <= set(self._cohort.names):
             raise ProtectionError("answers are repeated, out of order, or from outside the round")
         return {
-            reply.peer: unseal(
+            reply.peer: self._answers.unseal(
                 reply.sealed,
-                mine=self._reply_key,
                 theirs=self._cohort.peers[reply.peer].envelope_key,
-                rho=self._cohort.rho,
                 sender=reply.peer,
                 recipient=self._me.name,
                 purpose=purpose,
@@ -403,7 +406,7 @@ class SealedNode:
         for group, key in zip(served, keys, strict=True):
             size = group_values(self._context, group)
             part = elements[start : start + size]
-            Product(key).subtract_from(part, seed=SealedGroup.seed_of(self._cohort, group))
+            Product(key).unseal(part, seed=SealedGroup.seed_of(self._cohort, group))
             totals = self._terms.decode(part)
             at = 0
             for block in group.blocks:

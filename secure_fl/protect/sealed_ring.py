@@ -16,17 +16,18 @@ from functools import cache
 
 import numpy as np
 
-from secure_fl.errors import ProtectionError
+from secure_fl.errors import OverflowInvariantError, ProtectionError
+from secure_fl.protect.base import Integers
 from secure_fl.protect.sealed_field import (
     ELEMENT,
     MODULUS,
     Elements,
     Floats,
-    add,
     beside_limbs,
     cut,
     multiply,
     reduce,
+    signed_sum,
     subtract,
     uniform,
     wrap,
@@ -35,6 +36,7 @@ from secure_fl.randomness import KeyStream, derive_key
 
 DEGREE = 2048
 SEED_BYTES = 32
+LARGEST_VALUE = 2**30  # and a coefficient of a product is below 2³¹: their sum is below q
 
 _FACTORS, _SHORT = 64, 32  # the product of 64 factors of degree 32
 _ROOT = pow(3, (MODULUS - 1) // (2 * _FACTORS), MODULUS)  # of order 128, hence _ROOT⁶⁴ = −1
@@ -58,26 +60,30 @@ class Product:
         self._scratch = np.empty_like(self._integers)
         self._signed = np.empty((_BATCH, DEGREE), np.int32)
 
-    def add_to(self, coefficients: Elements, *, seed: bytes, at: int = 0) -> None:
-        """coefficients += a·secret, in place, where a₀·secret, a₁·secret, … are one long vector read from `at`."""
-        for part, products in self._parts(coefficients.size, seed, at):
-            add(coefficients[part], products)
+    def seal(self, values: Integers, *, seed: bytes, at: int = 0) -> Elements:
+        """values + a·secret, in the same memory, where a₀·secret, a₁·secret, … are one long vector read from `at`."""
+        for part, products in self._parts(values.size, seed, at):
+            given = values[part]
+            if given.min() < -LARGEST_VALUE or given.max() > LARGEST_VALUE:
+                raise OverflowInvariantError("a value is too large to be sealed")
+            signed_sum(given, products)
+        return values.view(np.uint32)
 
-    def subtract_from(self, coefficients: Elements, *, seed: bytes, at: int = 0) -> None:
-        """coefficients −= a·secret, in place."""
-        for part, products in self._parts(coefficients.size, seed, at):
-            subtract(coefficients[part], products)
+    def unseal(self, elements: Elements, *, seed: bytes, at: int = 0) -> None:
+        """elements −= a·secret, in place."""
+        for part, products in self._parts(elements.size, seed, at):
+            subtract(elements[part], wrap(products))
 
-    def _parts(self, size: int, seed: bytes, at: int) -> Iterator[tuple[slice, Elements]]:
-        """Which coefficients, and the products that belong to them: valid until the next are asked for."""
+    def _parts(self, size: int, seed: bytes, at: int) -> Iterator[tuple[slice, Integers]]:
+        """Which places, and the products that belong to them: valid until the next are asked for."""
         span = _BATCH * DEGREE
         for batch in range(at // span, -(-(at + size) // span)):
             first, end = max(at, batch * span), min(at + size, (batch + 1) * span)
             products = self._multiply(public_residues(seed, batch))
             yield slice(first - at, end - at), products[first - batch * span : end - batch * span]
 
-    def _multiply(self, public: Elements) -> Elements:
-        """The coefficients of all products of a batch, one after the other."""
+    def _multiply(self, public: Elements) -> Integers:
+        """The coefficients of all products of a batch, one after the other; at most HALF + 1 in magnitude."""
         limbs = self._limbs.reshape(_FACTORS, 2 * _SHORT, _BATCH)
         words = public.view("<u2").reshape(*public.shape, 2)
         limbs[:, :_SHORT], limbs[:, _SHORT:] = words[..., 1], words[..., 0]
@@ -89,7 +95,7 @@ class Product:
         np.matmul(_back(), limbs.transpose(1, 0, 2), out=self._integers.transpose(1, 0, 2))
         reduce(self._integers, self._scratch)
         self._signed[:] = self._integers.reshape(DEGREE, _BATCH).T
-        return wrap(self._signed.reshape(-1))
+        return self._signed.reshape(-1)
 
 
 def public_residues(seed: bytes, batch: int) -> Elements:

@@ -16,7 +16,7 @@ from secure_fl.errors import OverflowInvariantError, ProtectionError
 from secure_fl.protect.base import Integers, RequestKind, RoundContext, Totals
 from secure_fl.protect.combining import SIGMA, row_total
 from secure_fl.protect.sealed_error import Gaussian
-from secure_fl.protect.sealed_field import HALF, Elements, from_signed, to_signed, wrap
+from secure_fl.protect.sealed_field import HALF, Elements, to_signed
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import Randomness
 
@@ -66,16 +66,15 @@ class Terms:
         """How far an opened total may be from Σ w·x."""
         return -(-self.weight_sum * self.error.bound // self.scale)
 
-    def encode(self, values: Integers, out: Elements, randomness: Randomness) -> None:
-        """out = Δ·values + e."""
-        if values.min(initial=0) < -self.limit or values.max(initial=0) > self.limit:
-            raise OverflowInvariantError("a value is outside the study's fixed-point range")
+    def encode(self, values: Integers, out: Integers, randomness: Randomness) -> None:
+        """out = Δ·values + e, at most HALF in magnitude: with as many as two nodes at most HALF/2."""
         scale = np.int32(self.scale)  # Δ·L + bound is at most HALF: 32 bits hold every step
         for start in range(0, values.size, _PIECE):
-            part = out[start : start + _PIECE].view(np.int32)
-            np.multiply(values[start : start + _PIECE], scale, out=part)
+            given, part = values[start : start + _PIECE], out[start : start + _PIECE]
+            if given.min() < -self.limit or given.max() > self.limit:
+                raise OverflowInvariantError("a value is outside the study's fixed-point range")
+            np.multiply(given, scale, out=part)
             part += self.error.draw(randomness, part.size)
-            wrap(part)
 
     def decode(self, elements: Elements) -> Totals:
         """Σ w·x behind opened elements, nearest multiples of Δ. Raises if no honest round could have opened them."""
@@ -88,10 +87,12 @@ class Terms:
         np.floor_divide(opened, scale, out=opened)
         return opened
 
-    def encode_weight(self, weight: int, randomness: Randomness) -> Elements:
+    def encode_weight(self, weight: int, randomness: Randomness) -> int:
         """The coefficient that carries a node's weight in a sum."""
-        error = int(self.error.draw(randomness, 1)[0])
-        return from_signed(np.array([weight * self.weight_scale + error], np.int64))
+        value = weight * self.weight_scale + int(self.error.draw(randomness, 1)[0])
+        if abs(value) > HALF:
+            raise OverflowInvariantError("a weight is outside the ring")
+        return value
 
     def decode_weight(self, element: Elements) -> int:
         """Σ of weights."""

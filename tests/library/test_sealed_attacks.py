@@ -33,7 +33,7 @@ from secure_fl.identity.member import Member
 from secure_fl.limits import PAYLOAD_BYTES
 from secure_fl.protect.base import CombinationsSent, Message, OpenedSums, RequestKind, RoundContext
 from secure_fl.protect.sealed_cohort import SealedGroup
-from secure_fl.protect.sealed_envelopes import seal, unseal
+from secure_fl.protect.sealed_envelopes import Envelopes
 from secure_fl.protect.sealed_field import ELEMENT, MODULUS, Elements, to_signed, uniform, weighted_sum
 from secure_fl.protect.sealed_ring import DEGREE, Product
 from secure_fl.protect.sealed_shares import SEED_BYTES, VECTOR_BYTES, combine, expand_share
@@ -795,7 +795,7 @@ def test_every_node_group_and_attempt_has_a_key_of_its_own(kind: str) -> None:
     # And a·s is all that hides it: with its key, an upload is errors.
     group = table.cohort.groups[0]
     opened = uploads[-1][:size].copy()
-    Product(key_of(table, "n8")).subtract_from(opened, seed=SealedGroup.seed_of(table.cohort, group))
+    Product(key_of(table, "n8")).unseal(opened, seed=SealedGroup.seed_of(table.cohort, group))
     assert np.abs(to_signed(opened)).max() <= Terms.of(about).error.bound
 
 
@@ -850,20 +850,22 @@ def test_a_reply_opens_at_its_recipient_only() -> None:
     for holder, answer in answers.items():
         common: dict[str, Any] = {
             "theirs": cohort.peers[holder].envelope_key,
-            "rho": cohort.rho,
             "sender": holder,
         }
         for reply in parse(SealedReplies, answer.body).replies:
-            right = {**common, "mine": halves[reply.peer]._reply_key, "recipient": reply.peer}
-            assert len(unseal(reply.sealed, **right, purpose=purpose)) == VECTOR_BYTES
+            right = {**common, "recipient": reply.peer}
+            own = Envelopes(halves[reply.peer]._reply_key, rho=cohort.rho)
+            assert len(own.unseal(reply.sealed, **right, purpose=purpose)) == VECTOR_BYTES
             for other in (b"score" + purpose[4:], b"open" + bytes(32), b"group" + bytes(4)):
                 with pytest.raises(ProtectionError):
-                    unseal(reply.sealed, **right, purpose=other)
+                    own.unseal(reply.sealed, **right, purpose=other)
             for name in set(NAMES) - {reply.peer, holder}:
                 for mine in (halves[name]._reply_key, halves[name]._envelope_key, KEY):
                     for claimed in (reply.peer, name):
                         with pytest.raises(ProtectionError):
-                            unseal(reply.sealed, **common, mine=mine, recipient=claimed, purpose=purpose)
+                            Envelopes(mine, rho=cohort.rho).unseal(
+                                reply.sealed, **common, recipient=claimed, purpose=purpose
+                            )
 
 
 def delivery(table: Table, name: str) -> Message:
@@ -878,15 +880,10 @@ def _bend(table: Table, holder: str, recipient: str, change: Callable[[bytes], b
     said_ = parse(SealedDelivery, table.asked[recipient].body)
     cohort = table.cohort
     digest = rows_digest(table, said_)
-    common: dict[str, Any] = {
-        "rho": cohort.rho,
-        "sender": holder,
-        "recipient": recipient,
-        "purpose": b"open" + digest,
-    }
+    common: dict[str, Any] = {"sender": holder, "recipient": recipient, "purpose": b"open" + digest}
     sealed = next(reply.sealed for reply in said_.replies if reply.peer == holder)
-    plain = unseal(sealed, mine=halves[recipient]._reply_key, theirs=cohort.peers[holder].envelope_key, **common)
-    return seal(change(plain), mine=halves[holder]._envelope_key, theirs=cohort.peers[recipient].reply_key, **common)
+    plain = halves[recipient]._answers.unseal(sealed, theirs=cohort.peers[holder].envelope_key, **common)
+    return bytes(halves[holder]._envelopes.seal(change(plain), theirs=cohort.peers[recipient].reply_key, **common))
 
 
 def _reply(delivered: SealedDelivery, holder: str) -> SealedReply:

@@ -11,8 +11,8 @@ from flint import nmod_poly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fl.errors import ProtectionError
-from secure_fl.protect.sealed_field import ELEMENT, MODULUS, Elements, add, uniform
+from secure_fl.errors import OverflowInvariantError, ProtectionError
+from secure_fl.protect.sealed_field import ELEMENT, MODULUS, Elements, add, to_signed, uniform
 from secure_fl.protect.sealed_ring import DEGREE, Product, public_residues, residues
 from secure_fl.randomness import UnsafeSeededRandomness
 from tests.library.laws import few
@@ -29,9 +29,7 @@ def monomial(power: int, factor: int = 1) -> Elements:
 
 
 def products(secret: Elements, *, count: int = 1, seed: bytes = SEED, at: int = 0) -> Elements:
-    coefficients = np.zeros(count * DEGREE, ELEMENT)
-    Product(secret).add_to(coefficients, seed=seed, at=at)
-    return coefficients.reshape(count, DEGREE)
+    return Product(secret).seal(np.zeros(count * DEGREE, np.int32), seed=seed, at=at).reshape(count, DEGREE)
 
 
 def by_flint(left: Elements, right: Elements) -> list[int]:
@@ -167,13 +165,12 @@ def test_x_to_the_degree_is_minus_one() -> None:
 @few
 @given(secrets)
 def test_a_multiple_added_and_subtracted_is_gone(secret: Elements) -> None:
-    before = uniform(UnsafeSeededRandomness(3), 2 * DEGREE + 5)
-    coefficients = before.copy()
+    before = to_signed(uniform(UnsafeSeededRandomness(3), 2 * DEGREE + 5)) // 2
     product = Product(secret)
-    product.add_to(coefficients, seed=SEED)
-    assert not secret.any() or (coefficients != before).any()
-    product.subtract_from(coefficients, seed=SEED)
-    assert (coefficients == before).all()
+    elements = product.seal(before.astype(np.int32), seed=SEED)
+    assert not secret.any() or (to_signed(elements) != before).any()
+    product.unseal(elements, seed=SEED)
+    assert (to_signed(elements) == before).all()
 
 
 WHOLE = products(uniform(UnsafeSeededRandomness(4), DEGREE), count=70).reshape(-1)
@@ -185,13 +182,20 @@ def test_pieces_do_not_show(first: int, cuts: list[int]) -> None:
     product = Product(uniform(UnsafeSeededRandomness(4), DEGREE))
     bounds = sorted({first, *cuts})
     for start, end in itertools.pairwise(bounds):
-        coefficients = np.zeros(end - start, ELEMENT)
-        product.add_to(coefficients, seed=SEED, at=start)
-        assert (coefficients == WHOLE[start:end]).all()
+        elements = product.seal(np.zeros(end - start, np.int32), seed=SEED, at=start)
+        assert (elements == WHOLE[start:end]).all()
 
 
 def test_nothing_is_done_to_no_coefficients() -> None:
-    Product(monomial(0)).add_to(np.zeros(0, ELEMENT), seed=SEED, at=BATCH)
+    assert Product(monomial(0)).seal(np.zeros(0, np.int32), seed=SEED, at=BATCH).size == 0
+
+
+@pytest.mark.parametrize("value", [2**30 + 1, -(2**30) - 1, 2**31 - 1, -(2**31)])
+def test_a_value_that_could_wrap_is_refused(value: int) -> None:
+    values = np.zeros(DEGREE + 1, np.int32)
+    values[-1] = value
+    with pytest.raises(OverflowInvariantError):
+        Product(monomial(0)).seal(values, seed=SEED)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

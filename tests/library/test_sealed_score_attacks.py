@@ -13,7 +13,6 @@ import pytest
 from secure_fl.errors import CohortTooSmallError, ProtectionError
 from secure_fl.protect import sealed_scores
 from secure_fl.protect.base import CombinationsSent, Message
-from secure_fl.protect.sealed_envelopes import seal, unseal
 from secure_fl.protect.sealed_scores import PRIME, Dealing, _at, _read, answers_needed, degree, share_bytes
 from secure_fl.protect.sealed_statements import Uploads
 from secure_fl.protect.sketch import LIMIT, SIZE
@@ -185,15 +184,13 @@ def bent(table: Table, holder: str, recipient: str, change: Callable[[bytes], by
     cohort = table.cohort
     shown = parse(SealedScores, table.asked[recipient].body)
     common: dict[str, Any] = {
-        "rho": cohort.rho,
         "sender": holder,
         "recipient": recipient,
         "purpose": b"score" + Uploads(table.about, cohort, shown.commits).digest,
     }
     sealed = next(reply.sealed for reply in shown.replies if reply.peer == holder)
-    mine, theirs = halves[recipient]._reply_key, cohort.peers[holder].envelope_key
-    plain = unseal(sealed, mine=mine, theirs=theirs, **common)
-    return seal(change(plain), mine=halves[holder]._envelope_key, theirs=cohort.peers[recipient].reply_key, **common)
+    plain = halves[recipient]._answers.unseal(sealed, theirs=cohort.peers[holder].envelope_key, **common)
+    return bytes(halves[holder]._envelopes.seal(change(plain), theirs=cohort.peers[recipient].reply_key, **common))
 
 
 def _bend(table: Table, said: SealedScores, change: Callable[[bytes], bytes]) -> None:

@@ -26,7 +26,7 @@ from secure_fl.protect.combining import SIGMA, check_rows, row_total
 from secure_fl.protect.guard import SMALLEST_ERROR, check_release
 from secure_fl.protect.kernel_lattice import kernel_basis, stretch
 from secure_fl.protect.sealed_error import Gaussian
-from secure_fl.protect.sealed_field import MODULUS, from_signed, to_signed, uniform, weighted_sum
+from secure_fl.protect.sealed_field import MODULUS, to_signed, uniform, weighted_sum
 from secure_fl.protect.sealed_ring import DEGREE, Product
 from secure_fl.randomness import KeyStream, UnsafeSeededRandomness
 
@@ -131,15 +131,14 @@ def real(weights: tuple[int, ...], sigma: float, *, elements: int) -> View:
     stream, seed, size = UnsafeSeededRandomness(18, f"{weights} {sigma}"), bytes(32), elements * DEGREE
     one = np.zeros(DEGREE, np.uint32)
     one[0] = 1
-    public = np.zeros(size, np.uint32)
-    Product(one).add_to(public, seed=seed)
+    public = Product(one).seal(np.zeros(size, np.int32), seed=seed)
     keys, uploads = [], []
     for _ in weights:
         keys.append(uniform(KeyStream(stream.bytes(32)), DEGREE))
-        uploads.append(from_signed(Gaussian(sigma).draw(KeyStream(stream.bytes(32)), size).astype(np.int64)))
-        Product(keys[-1]).add_to(uploads[-1], seed=seed)
+        errors = Gaussian(sigma).draw(KeyStream(stream.bytes(32)), size).astype(np.int32)
+        uploads.append(Product(keys[-1]).seal(errors, seed=seed))
     opened = weighted_sum(weights, uploads, size=size)
-    Product(weighted_sum(weights, keys, size=DEGREE)).subtract_from(opened, seed=seed)
+    Product(weighted_sum(weights, keys, size=DEGREE)).unseal(opened, seed=seed)
     table = public.astype(np.int64).reshape(elements, DEGREE)
     return View(
         weights, sigma, table, np.stack(uploads).astype(np.int64), to_signed(opened), np.stack(keys).astype(np.int64)
