@@ -260,11 +260,17 @@ class Round:
         return self._attentive(context, contribution)
 
     def _attentive(self, context: RoundContext, contribution: Contribution) -> Contribution:
-        return replace(contribution, attend=partial(self._attend, total=row_total(len(context.invited))))
+        return replace(contribution, attend=partial(self._attend, context))
 
-    def _attend(self, squared_distances: Mapping[str, float], *, total: int) -> Mapping[str, int]:
+    def _attend(self, context: RoundContext, squared_distances: Mapping[str, float]) -> Mapping[str, int]:
         """How this site weighs those who uploaded: the strategy's word, in whole numbers."""
-        row = whole_weights(self._strategy.attend(self._site.me.name, squared_distances), total)
+        if context.attention:
+            self._store.keep_distances(squared_distances)
+        elif self._strategy.attention:
+            known = self._store.distances()
+            squared_distances = {name: known[name] for name in squared_distances if name in known}
+        wanted = self._strategy.attend(self._site.me.name, squared_distances)
+        row = whole_weights(wanted, row_total(len(context.invited)))
         traces.note(self._store.rows, self._first.round, {"asked": row})
         return row
 

@@ -79,6 +79,20 @@ class StudyStore:
         """Where a round's `personal` or `combination` blocks go."""
         return self.folder / f"{kind}-{number}.safetensors"
 
+    def keep_distances(self, squared: Mapping[str, float]) -> None:
+        """How far peers' features are from this site's, squared: until they are compared again."""
+        write_atomically(self.folder / "distances.json", json.dumps(dict(squared)).encode(), mode=0o600)
+
+    def distances(self) -> dict[str, float]:
+        """What was kept last; nothing if this node has been compared with nobody."""
+        path = self.folder / "distances.json"
+        try:
+            return {str(name): float(value) for name, value in json.loads(path.read_bytes()).items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
+
     def advance(self, number: int, attempt: int, cohort: bytes) -> None:
         """Note that an attempt begins. Raises `RefusedError` for one that is past or spent, or has other sites now.
 

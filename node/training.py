@@ -80,7 +80,7 @@ class Trainer:
             update = strategy.fit(site)
             _require_finite(site, update)
             save_blocks(Path(job.update_to), update)
-            if strategy.attention:
+            if strategy.attention and strategy.compares(job.round):
                 save_blocks(Path(job.features_to), {FEATURES: strategy.features(site)})
             if site.personal:
                 save_blocks(Path(job.personal_to), site.personal)

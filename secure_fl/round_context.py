@@ -35,5 +35,5 @@ def round_context(
         colluders=study.protection.colluders,
         min_cohort=study.min_cohort(kind),
         recompute=kind is RequestKind.COMBINE and study.protection.recompute,
-        attention=kind is RequestKind.COMBINE and study.make_strategy().attention,
+        attention=kind is RequestKind.COMBINE and study.make_strategy().compares(number),
     )

@@ -159,6 +159,7 @@ class SimulationSection(Settings):
     alpha: float = Field(0.5, ge=0.001)
     classes: int = Field(2, ge=1)
     domains: int = Field(4, ge=1)
+    degrees: float = Field(360, gt=0, le=360)
     min_samples: int = Field(10, ge=2)
     test_fraction: float = Field(0.2, gt=0, lt=1)
     path: str = ""  # data of a task that reads files, divided among the sites; relative to where `run` is started

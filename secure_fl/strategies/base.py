@@ -118,14 +118,19 @@ class Strategy(ABC):
         """The model this site predicts with now: what it received, completed by what it keeps."""
         return {**site.initial, **site.personal, **site.received}
 
+    def compares(self, number: int) -> bool:  # noqa: ARG002
+        """With `attention`: whether distances are opened in round `number`, or the last ones count again."""
+        return self.attention
+
     def features(self, site: Site) -> Vector:
-        """With `attention`: what peers are compared by, after `fit`. It is never shown; see `protect.sketch`."""
+        """In a round that compares: by what, after `fit`. It is never shown; see `protect.sketch`."""
         raise NotImplementedError
 
     def attend(self, me: str, squared_distances: Mapping[str, float]) -> Mapping[str, float]:  # noqa: ARG002
         """For *combine*: how much this node wants of everybody who uploaded, in any unit. The node decides.
 
-        It is told the squared distance of each one's features, 0 without `attention`. Runs outside training.
+        It is told the squared distances of features, of those it has been compared with; 0 without `attention`. Runs
+        outside training.
         """
         return dict.fromkeys(squared_distances, 1.0)
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from secure_fl.blocks import Blocks, Layout, Vector
-from secure_fl.strategies.base import Combine, LocalTraining, Request, Strategy
+from secure_fl.blocks import Blocks, Vector
+from secure_fl.strategies.attention import AttentionStrategy, AttentionTraining
 
 if TYPE_CHECKING:
     from secure_fl.strategies.site import Site
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LEAST_OWN = 1 / 8  # of its mixture that a site is itself, where α is so large that nothing would be left
 
 
-class FedAMPSettings(LocalTraining):
+class FedAMPSettings(AttentionTraining):
     """Without `sigma` distances are measured in units of the median of those a site sees, and σ = 1."""
 
     alpha: float = Field(1.0, gt=0)
@@ -34,18 +34,12 @@ class FedAMPSettings(LocalTraining):
     lam: float = Field(0.1, ge=0)
 
 
-class FedAMP(Strategy):
-    """One combination over every block. Kept: w_i."""
+class FedAMP(AttentionStrategy):
+    """Combined is w. Kept: w_i."""
 
     name = "fedamp"
     Settings = FedAMPSettings
     settings: FedAMPSettings
-    has_global_model = False
-    attention = True
-
-    def request(self, layout: Layout, head: tuple[str, ...]) -> Request:  # noqa: ARG002
-        """Everything, combined for each site."""
-        return Combine(blocks=layout.names)
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""

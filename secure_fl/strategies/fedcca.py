@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from secure_fl.blocks import Blocks, Layout, Vector
-from secure_fl.strategies.base import Combine, LocalTraining, Request, Strategy
+from secure_fl.blocks import Blocks, Vector
+from secure_fl.strategies.attention import AttentionStrategy, AttentionTraining
 
 if TYPE_CHECKING:
     from secure_fl.strategies.site import Site
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MEDIANS = 10  # σ in median distances, where the study does not say
 
 
-class FedCCASettings(LocalTraining):
+class FedCCASettings(AttentionTraining):
     """`criterion` is the factor before the mean in (6). Without `sigma`, σ is ten medians of what a site sees."""
 
     sigma: float | None = Field(None, gt=0)
@@ -37,18 +37,12 @@ class FedCCASettings(LocalTraining):
     encoder_epochs: int | None = Field(None, ge=1, le=1000)  # φ's; without it as many as θ's
 
 
-class FedCCA(Strategy):
-    """One combination over every block of θ. Kept: θ_i under the blocks' names, φ_i beside it."""
+class FedCCA(AttentionStrategy):
+    """Combined is θ. Kept: θ_i under the blocks' names, φ_i beside it."""
 
     name = "fedcca"
     Settings = FedCCASettings
     settings: FedCCASettings
-    has_global_model = False
-    attention = True
-
-    def request(self, layout: Layout, head: tuple[str, ...]) -> Request:  # noqa: ARG002
-        """Everything, combined for each site."""
-        return Combine(blocks=layout.names)
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""

@@ -33,6 +33,7 @@ class PartitionSettings(Settings):
     alpha: float = Field(default=0.5, ge=0.001)
     classes: int = Field(default=2, ge=1)
     domains: int = Field(default=4, ge=1)
+    degrees: float = Field(default=360, gt=0, le=360)  # of which the domains have equal steps
     # Two is the least that leaves a row on both sides of the train/test split.
     min_samples: int = Field(default=10, ge=2)
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
@@ -129,7 +130,7 @@ def rotation(share: Share) -> float:
     settings = share.partition
     if not settings.rotated:
         return 0.0
-    return share.index % settings.domains * 360 / settings.domains
+    return share.index % settings.domains * settings.degrees / settings.domains
 
 
 def rotate_images(images: npt.NDArray[np.float32], angle: float) -> npt.NDArray[np.float32]:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from node.store import NodeStore, load_blocks
-from secure_fl import strategies
+from secure_fl import strategies, traces
 from secure_fl.blocks import Vector
-from secure_fl.protect.base import RequestKind
+from secure_fl.protect.base import Integers, RequestKind
 from secure_fl.protect.sealed_field import uniform
 from secure_fl.protect.sealed_shares import combine
 from secure_fl.protect.sealed_terms import Terms
+from secure_fl.protect.sketch import sketch
 from tests.support.federation import Federation
 from tests.support.training import Faults
 
@@ -216,3 +217,50 @@ def test_twelve_sites_get_the_combinations_that_none_gives_them(tmp_path: Path, 
         for block, vector in blocks.items():
             assert 0 < np.abs(found[name][block] - vector).max() <= bound
             assert np.abs(vector).max() > 1000 * bound
+
+
+@pytest.mark.parametrize("kind", ["none", "sealed"])
+def test_distances_count_until_sites_are_compared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    compared: list[bytes] = []
+
+    def counted(features: Vector, *, binding: bytes) -> Integers:
+        compared.append(binding)
+        return sketch(features, binding=binding)
+
+    monkeypatch.setattr("node.round.sketch", counted)
+    settings = {
+        "study": {"rounds": 3},
+        "strategy": {"name": "fedamp", "compare_every": 2},
+        "protection": {"kind": kind},
+        "rounds": {"deadline": 30, "phase_deadline": 20, "gather": 3},
+    }
+
+    async def scenario() -> None:
+        fed = Federation(tmp_path / kind, settings, nodes=6)
+        late = fed.names[-1]
+        folders = {name: fed.workspace.node_folder(name) / "studies" / fed.study.id for name in fed.names}
+        for name in fed.names[:-1]:
+            fed.start_node(name)
+        study = asyncio.create_task(fed.coordinate())
+        while not (folders[fed.names[0]] / "combination-1.safetensors").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        fed.start_node(late)
+        record = await study
+        await fed.close()
+        assert record is not None
+        rows = {name: traces.read(folder / "rows.jsonl") for name, folder in folders.items()}
+        for name in fed.names[:-1]:
+            first, second, third = (rows[name][number]["asked"] for number in (1, 2, 3))
+            # Who came after the comparison is weighed by nobody; the others count as they did.
+            assert first == second != third
+            assert late not in second
+            assert late in third
+        # And it asks for nobody, until it has been compared itself.
+        assert rows[late].get(2, {"asked": {}})["asked"] == {}
+        assert late in rows[late][3]["asked"]
+        assert record.combinations_opened == 5 + 5 + 6
+        assert len(compared) == 5 + 6
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -164,6 +164,8 @@ def test_an_impossible_share_is_refused(index: int, of: int, seed: int) -> None:
 def test_angles_take_turns_through_the_domains() -> None:
     angles = [rotation(share(i, 6, kind="rotated", domains=4)) for i in range(6)]
     assert angles == [0, 90, 180, 270, 0, 90]
+    within = [rotation(share(i, 6, kind="rotated-pathological", domains=6, degrees=90)) for i in range(6)]
+    assert within == [0, 15, 30, 45, 60, 75]
     assert rotation(share(1, kind="iid")) == 0
 
 
