@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from secure_fl import strategies as registry
+from secure_fl.bench.features import depths, shared_features
 from secure_fl.errors import SettingsError
 from secure_fl.events import ignore
 from secure_fl.files import write_atomically
 from secure_fl.record import NodeRound, StudyRecord
 from secure_fl.report import comparison
+from secure_fl.report.scatter import Points
 from secure_fl.settings import require_known
 from secure_fl.study import Study
 
@@ -34,6 +36,7 @@ class Site:
     samples: int
     accuracy: float | None
     mse: float | None
+    depth: int | None  # how many cells it shares, where that is its choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,8 @@ class Comparison:
     bytes_up_per_node: float | None  # in the whole run
     rounds_to_target: float | None  # mean over seeds; None unless every seed reached it
     bytes_to_target: float | None  # up, per node
-    seconds: float
+    combined: float | None  # of the times that a site took part in a combine, how often one was opened at it
+    seconds: float  # of all seeds' runs, one after the other
     curve: tuple[Moment, ...]
     groups: tuple[Group, ...]  # by number of samples, the fewest first
     nodes: tuple[Site, ...]
@@ -88,6 +92,7 @@ class Run:
     """One finished run."""
 
     seed: int
+    folder: Path
     record: StudyRecord
     summary: dict[str, Any]
 
@@ -95,10 +100,18 @@ class Run:
     def sites(self) -> list[Site]:
         """Every site that was measured, as its last measurement found it."""
         last: dict[str, NodeRound] = {}
+        chosen = depths(self.folder)
         for entry in self.record.rounds:
             last |= {node.name: node for node in entry.nodes if node.samples is not None}
         return [
-            Site(seed=self.seed, name=name, samples=last[name].samples or 0, accuracy=node.accuracy, mse=node.mse)
+            Site(
+                seed=self.seed,
+                name=name,
+                samples=last[name].samples or 0,
+                accuracy=node.accuracy,
+                mse=node.mse,
+                depth=chosen.get(name),
+            )
             for name, node in sorted(last.items())
         ]
 
@@ -123,14 +136,15 @@ def run(
     combinations = list(product(strategies, protections))
     # All of them are looked at first: a mistake in the last one should not come to light hours later.
     studies = {(*pair, seed): _study(table, common, *pair, seed) for pair in combinations for seed in seeds}
-    comparisons = []
+    comparisons, features = [], []
     for strategy, protection in combinations:
-        runs = []
+        runs: list[Run] = []
         for seed in seeds:
             started(f"{strategy}, {protection}, seed {seed}")
             runs.append(_one(studies[strategy, protection, seed], seed, folder / f"{strategy}-{protection}-{seed}"))
             finished()
         comparisons.append(asdict(_compare(strategy, protection, runs, target)))
+        features.append(shared_features(runs[0].folder))
     study = Study.parse(common)
     result = {
         "task": study.task.name,
@@ -141,7 +155,7 @@ def run(
         "target": target,
         "results": comparisons,
     }
-    _write(result, folder)
+    _write(result, features, folder)
     return result
 
 
@@ -167,7 +181,7 @@ def _one(study: Study, seed: int, folder: Path) -> Run:
     done = folder / "summary.json"
     if not done.exists():
         record, summary = run_study(study, engine="threads", folder=folder, policy={}, listener=ignore)
-        return Run(seed=seed, record=record, summary=summary)
+        return Run(seed=seed, folder=folder, record=record, summary=summary)
     kept = Study.read(folder / "study.toml")
     wanted = study.completed()
     wanted = wanted.model_copy(update={"study": wanted.study.model_copy(update={"roster": kept.study.roster})})
@@ -175,14 +189,15 @@ def _one(study: Study, seed: int, folder: Path) -> Run:
     if (wanted.id, wanted.simulation) != (kept.id, kept.simulation):
         raise SettingsError(f"{folder}: holds a run with other settings", advice="choose another --out")
     record = StudyRecord.load(folder / "coordinator" / "state" / "studies" / kept.id / "record.json")
-    return Run(seed=seed, record=record, summary=json.loads(done.read_text(encoding="utf-8")))
+    summary = json.loads(done.read_text(encoding="utf-8"))
+    return Run(seed=seed, folder=folder, record=record, summary=summary)
 
 
-def _write(result: Mapping[str, Any], folder: Path) -> None:
+def _write(result: Mapping[str, Any], features: Sequence[Points | None], folder: Path) -> None:
     """The result for programs, for people, and for pages that people write."""
     write_atomically(folder / "results.json", json.dumps(result, indent=1).encode())
-    write_atomically(folder / "report.html", comparison.render(result).encode())
-    for name, drawing in comparison.drawings(result).items():
+    write_atomically(folder / "report.html", comparison.render(result, features).encode())
+    for name, drawing in comparison.drawings(result, features).items():
         write_atomically(folder / name, drawing.encode())
 
 
@@ -210,11 +225,19 @@ def _compare(strategy: str, protection: str, runs: Sequence[Run], target: float 
         bytes_up_per_node=_mean(_mean(node["bytes_up"] for node in summary["nodes"]) for summary in summaries),
         rounds_to_target=_mean([None if at is None else at[0] for at in reached]),
         bytes_to_target=_mean([None if at is None else at[1] for at in reached]),
+        combined=_combined(runs),
         seconds=sum(summary["seconds"] for summary in summaries),
         curve=_curve(runs),
         groups=_groups(sites),
         nodes=tuple(site for run in sites for site in run),
     )
+
+
+def _combined(runs: Sequence[Run]) -> float | None:
+    rounds = [entry for run in runs for entry in run.record.rounds if entry.kind == "train"]
+    if not any(run.record.combinations_opened for run in runs):
+        return None
+    return sum(entry.combinations for entry in rounds) / sum(len(entry.cohort) for entry in rounds)
 
 
 def _curve(runs: Sequence[Run]) -> tuple[Moment, ...]:

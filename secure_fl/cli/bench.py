@@ -98,7 +98,8 @@ def strategies(
 
     `--set strategy.KEY=VALUE` is for all strategies, `--set pflda.KEY=VALUE` for one of them. A strategy compared with
     itself needs a second name: `--strategies ditto,gentle --set gentle.name=ditto --set gentle.lam=0.01`.
-    The folder then has report.html, results.json, and the charts as rounds.svg, sites.svg and bytes.svg.
+    The folder then has report.html, results.json, and the charts as SVG files. What a protection costs is in the report
+    where `--protections` has `none` beside it.
 
     Example: secure-fl bench strategies --task digits --strategies local,fedavg,pflda --seeds 0,1,2 --rounds 10
     """
@@ -141,7 +142,15 @@ def _comparison(result: dict[str, Any]) -> Table:
     """± is over seeds; “across sites” is the standard deviation between them."""
     measure, head, even, worst = _measure(result)
     shown = Table(
-        "strategy", "", Column(head, no_wrap=True), "across sites", "worst", "B up/round", "rounds to", box=SIMPLE_HEAD
+        "strategy",
+        "",
+        Column(head, no_wrap=True),
+        "across sites",
+        "worst",
+        "B up/round",
+        "s/run",
+        "rounds to",
+        box=SIMPLE_HEAD,
     )
     for row in result["results"]:
         shown.add_row(
@@ -151,6 +160,7 @@ def _comparison(result: dict[str, Any]) -> Table:
             _spread(row[even], None),
             _spread(row[worst], None),
             "–" if row["bytes_up_per_node_round"] is None else f"{row['bytes_up_per_node_round']:,.0f}",
+            f"{row['seconds'] / len(result['seeds']):.1f}",
             "–" if row["rounds_to_target"] is None else f"{row['rounds_to_target']:.1f}",
         )
     return shown

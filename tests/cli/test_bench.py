@@ -88,7 +88,8 @@ def test_strategies_are_compared_and_finished_runs_kept(tmp_path: Path) -> None:
         assert row["bytes_up_per_node"] > 2 * row["bytes_up_per_node_round"]
         assert [(group["samples"][0] >= 100, group["nodes"]) for group in row["groups"]] == [(True, 6)]
     assert json.loads((tmp_path / "results.json").read_text()) == told
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"rounds.svg", "sites.svg", "bytes.svg"}
+    charts = {"rounds.svg", "sites.svg", "bytes.svg", "features-fedavg-masked.svg"}
+    assert {path.name for path in tmp_path.glob("*.svg")} == charts
     page = (tmp_path / "report.html").read_bytes()
     runs = {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
     assert set(runs) == {"local-masked-0", "local-masked-1", "fedavg-masked-0", "fedavg-masked-1"}

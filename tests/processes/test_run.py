@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from secure_fl import traces
+from secure_fl.bench import features
 from secure_fl.cli import app
 from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
 from secure_fl.privacy.ledger import read_ledger
@@ -160,9 +160,7 @@ def test_sites_select_their_own_domain_and_the_report_shows_whom(tmp_path: Path)
     assert page.count("asked for site-01 in ") == 2 * 8
 
 
-def test_sites_share_as_deep_as_they_choose_and_protections_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sites_share_as_deep_as_they_choose_and_protections_change_nothing(tmp_path: Path) -> None:
     summaries = {}
     for protection in ("none", "masked", "sealed"):
         summaries[protection] = summary_here(
@@ -192,9 +190,12 @@ def test_sites_share_as_deep_as_they_choose_and_protections_change_nothing(
     assert "how many cells a site shares" in page
     assert "59,872 of 323,434" in page
     assert "@auxiliary" not in page
-    monkeypatch.setattr(sys, "argv", ["shared_features.py", str(tmp_path / "masked"), str(tmp_path / "features.svg")])
-    runpy.run_path(str(ROOT / "docs" / "examples" / "shared_features.py"), run_name="__main__")
-    assert (tmp_path / "features.svg").read_text().count("<title>site-03, class ") == 12
+    points = features.shared_features(tmp_path / "masked")
+    assert points is not None
+    assert points.sites.count("site-03") == 12
+    assert np.isfinite(points.places).all()
+    assert 0 < points.explained <= 1
+    assert features.depths(tmp_path / "masked").keys() == {node["name"] for node in nodes}
 
 
 def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:

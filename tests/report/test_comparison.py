@@ -11,6 +11,7 @@ import pytest
 
 from secure_fl.report.comparison import drawings, render
 from secure_fl.report.drawing import log_axis
+from secure_fl.report.scatter import Points
 from secure_fl.report.text import decimal
 from tests.report.test_report import HOSTILE, Page, rows
 
@@ -31,7 +32,14 @@ def result(
                  "worst_mse", "rounds_to_target", "bytes_to_target")
             )  # fmt: skip
             nodes = [
-                {"seed": seed, "name": f"site-{at}", "samples": 5 if at == 2 else 100, "accuracy": None, "mse": None}
+                {
+                    "seed": seed,
+                    "name": f"site-{at}",
+                    "samples": 5 if at == 2 else 100,
+                    "accuracy": None,
+                    "mse": None,
+                    "depth": None,
+                }
                 | {measure: final * (1 - 0.1 * at)}
                 for seed in range(seeds)
                 for at in range(3)
@@ -50,7 +58,8 @@ def result(
                 for low, nodes_of_it in ((5, seeds), (100, 2 * seeds))
             ]
             made.append(
-                {"strategy": name, "protection": protection, **unknown, **known, "seconds": 1.0, "curve": curve,
+                {"strategy": name, "protection": protection, **unknown, **known, "curve": curve, "combined": None,
+                 "seconds": 1.0 * seeds * (1 + protections.index(protection)),
                  "bytes_up_per_node_round": 1e4 * 3**index, "bytes_up_per_node": 4e4 * 3**index, "groups": groups,
                  "nodes": nodes}
             )  # fmt: skip
@@ -120,9 +129,57 @@ def test_the_page_is_inert_and_says_what_the_result_says() -> None:
     parsed_page = Page(page)
     assert parsed_page.tags.isdisjoint({"script", "iframe", "object", "embed", "link", "img", "base", "form"})
     assert not re.search(r"https?://|@import|url\(|javascript:", page)
-    assert rows(page, "Every strategy")[1] == ["pflda", "masked", "0.16 ± 0.0032", "–", "–", "30 kB", "120 kB"]
+    assert rows(page, "Every strategy")[1] == [
+        "pflda",
+        "masked",
+        "0.16 ± 0.0032",
+        "–",
+        "–",
+        "30 kB",
+        "120 kB",
+        "1.00 s",
+    ]
     assert rows(page, "By number of samples")[0] == ["local", "masked", "5", "2", "0.4 ± 0.008"]
     assert "Task sine Partition natural Sites 3 Rounds 4 Seeds 0, 1" in parsed_page.text
+
+
+def test_the_price_of_a_protection_stands_beside_none() -> None:
+    values = result("local", "fedavg", protections=("masked", "none"))
+    values["results"][2]["accuracy"] += 0.01
+    values["results"][2]["bytes_up_per_node"] *= 2
+    table = rows(render(values), "Beside none")
+    assert table == [
+        ["local", "masked", "+0.0000", "1.00 ×", "0.50 ×"],
+        ["fedavg", "masked", "+0.0100", "2.00 ×", "0.50 ×"],
+    ]
+    assert "Beside none" not in render(result("local", protections=("masked", "sealed")))
+
+
+def test_depths_and_combinations_are_shown_where_there_are_any() -> None:
+    values = result("fedavg", "fedasa")
+    assert "Shared depth" not in render(values)
+    for node in values["results"][1]["nodes"]:
+        node["depth"] = node["seed"] + int(node["name"][-1])
+    values["results"][0]["combined"] = 0.25
+    page = render(values)
+    assert rows(page, "Cells shared") == [["site-0", "0, 1"], ["site-1", "1, 2"], ["site-2", "2, 3"]]
+    assert [row[-1] for row in rows(page, "Every strategy")] == ["25.0%", "–"]
+
+
+def test_shared_features_are_drawn_row_by_row() -> None:
+    points = Points(
+        places=((0.0, 1.0), (2.0, -1.0), (0.5, 0.0)), classes=(3, 9, 3), sites=("a", "<b>", "a"), explained=0.5
+    )
+    values, features = result("local", "fedavg"), [None, points]
+    files = drawings(values, features)
+    assert sorted(files) == ["bytes.svg", "features-fedavg-masked.svg", "rounds.svg", "sites.svg"]
+    chart = ET.fromstring(files["features-fedavg-masked.svg"])  # noqa: S314
+    told = [(text.text or text[0].tail, text.findtext(f"{SVG}title")) for text in chart.iter(f"{SVG}text")]
+    assert told[:3] == [("3", "a, class 3"), ("9", "<b>, class 9"), ("3", "a, class 3")]
+    assert told[3][0] == "50.0% of the variance"
+    page = render(values, features)
+    assert page.count("&lt;b&gt;, class 9") == 2  # wide and narrow
+    assert "Shared features" not in render(values)
 
 
 def test_the_same_result_gives_the_same_bytes() -> None:
