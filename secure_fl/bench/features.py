@@ -8,6 +8,7 @@ sites' folders here: no deployed study can draw this.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ import numpy.typing as npt
 from secure_fl import tasks, traces
 from secure_fl.report.scatter import Points
 from secure_fl.study import Study
+
+if TYPE_CHECKING:
+    from secure_fl.tasks.base import LocalData
 
 _ROWS, _SITES = 400, 16  # at most, of all sites together
 
@@ -29,13 +33,23 @@ def depths(folder: Path) -> dict[str, int]:
     }
 
 
+def data_of(study: Study, site: str) -> LocalData:
+    """What a simulated site of the study holds."""
+    from secure_fl.tasks.base import Share, Source
+
+    index, of = list(study.study.roster).index(site), len(study.study.roster)
+    share = Share(index=index, of=of, seed=study.study.seed, partition=study.simulation.partition_settings())
+    path = Path(study.simulation.path) if study.simulation.path else None
+    task = tasks.create(study.task.name, study.task.settings)
+    return task.load(Source(path=path, format=study.simulation.format or None, share=share))
+
+
 def shared_features(folder: Path) -> Points | None:
     """Of the run in `folder`; None where nothing is shared, or rows have no classes."""
     import torch
     from safetensors.torch import load_file
 
     from secure_fl.strategies.fedasa import outputs
-    from secure_fl.tasks.base import Share, Source
     from secure_fl.tasks.model_blocks import initial_blocks
 
     study = Study.read(folder / "study.toml")
@@ -52,11 +66,7 @@ def shared_features(folder: Path) -> Points | None:
         own = folder / "nodes" / site / "model.safetensors"
         if not own.exists():
             continue  # It was never there at the end.
-        share = Share(
-            index=index, of=len(roster), seed=study.study.seed, partition=study.simulation.partition_settings()
-        )
-        path = Path(study.simulation.path) if study.simulation.path else None
-        test = task.load(Source(path=path, format=study.simulation.format or None, share=share)).test
+        test = data_of(study, site).test
         rows = torch.linspace(0, len(test) - 1, min(len(test), _ROWS // min(_SITES, len(roster)))).long()
         model = task.model()
         model.load_state_dict({name.replace("/", "."): tensor for name, tensor in load_file(own).items()})

@@ -13,11 +13,13 @@ import tomli_w
 import torch
 from safetensors.numpy import save_file
 
+from secure_fl import traces
 from secure_fl.errors import DataError
 from secure_fl.study import Study
 from secure_fl.tasks import create
 from secure_fl.tasks.base import PartitionSettings, Share, Source, Task
 from secure_fl.tasks.model_blocks import layout_of, read_blocks
+from tests.library.rosters import roster
 from tests.tasks.learning import train
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -103,3 +105,24 @@ def test_the_decoder_of_a_run_is_drawn(
     }
     paths = [path for path in ET.parse(out).iter("{http://www.w3.org/2000/svg}path") if path.get("class") != "leader"]  # noqa: S314
     assert [path.get("d", "").count("L") for path in paths] == [200, 200]
+
+
+def test_whom_sites_selected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites = roster(6)
+    study = {
+        "study": {"rounds": 2, "roster": sites},
+        "task": {"name": "digits"},
+        "simulation": {"nodes": 6, "partition": "rotated", "domains": 2},
+    }
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(study))
+    first, second, third = sorted(sites)[:3]
+    for number, asked in ((1, {first: 32, third: 32}), (2, {first: 32, second: 16, third: 16})):
+        traces.note(tmp_path / "nodes" / first / "rows.jsonl", number, {"asked": asked})
+    monkeypatch.setattr(sys, "argv", ["selected_peers.py", str(tmp_path)])
+    runpy.run_path(str(DOCS / "examples" / "selected_peers.py"), run_name="__main__")
+    told = capsys.readouterr().out
+    # Three peers in twelve rows, of which two are turned as the site is; by chance two of five would be.
+    assert "peers per site and round 0.250, same domain 0.667, same domain, at random 0.400" in told
+    assert "classes in common 1.000" in told
