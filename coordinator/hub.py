@@ -227,7 +227,6 @@ class Hub:
         except SecureFLError:
             runner.depot.discard(name)
             raise
-        runner.count(node, up=0 if duplicate else size)
         return pb.UploadReceipt(study_id=runner.id, upload_id=header.upload_id, duplicate=duplicate)
 
     async def download(self, peer: Certificate, request: pb.DownloadRequest) -> AsyncIterator[pb.Chunk]:

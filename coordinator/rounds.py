@@ -492,6 +492,7 @@ class StudyRunner:
                 self._pulse.set()
                 raise
             self._answers[header.phase, node] = answer
+            self.count(node, up=size)  # Here, not once the caller is back: by then the round may be over.
         self._emit("answered", round=attempt.number, phase=header.phase, node=node)
         self._pulse.set()
         return False

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.rounds import StudyRunner
 from coordinator.service import Coordinator
 from node.jobs import Job, Result
 from secure_fl import strategies
@@ -207,6 +208,28 @@ def test_metrics_are_shared_as_the_study_says(tmp_path: Path, share: str) -> Non
                 assert round_.mean_loss == pytest.approx(1.0, abs=1e-3)
 
     play(tmp_path, {"metrics": {"share": share}}, scenario)
+
+
+def test_an_answers_bytes_belong_to_its_round_however_late_its_receipt_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = StudyRunner.accept
+
+    async def dawdling(*given: Any, **named: Any) -> bool:
+        duplicate = await accept(*given, **named)
+        await asyncio.sleep(0.3)  # in which the round is closed and recorded
+        return duplicate
+
+    monkeypatch.setattr(StudyRunner, "accept", dawdling)
+
+    async def scenario(fed: Federation) -> None:
+        start_all(fed)
+        record = await finish(fed)
+        sent = {node.bytes_up for entry in record.rounds[:2] for node in entry.nodes}
+        assert len(record.rounds) == 3
+        assert min(sent) > 0.9 * max(sent)
+
+    play(tmp_path, {"study": {"rounds": 2}, "protection": {"kind": "none"}}, scenario)
 
 
 def test_a_resend_is_acknowledged_a_different_answer_and_a_late_one_are_refused(tmp_path: Path) -> None:
