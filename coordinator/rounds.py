@@ -287,7 +287,8 @@ class StudyRunner:
         position = len(await asyncio.to_thread(self._store.closed_phases, attempt))
         while True:
             for node in sorted(machine.waiting):
-                if (announcement := self.catch_up(node)) is not None:
+                # In a thread: a message may be a combination, formed as it is asked for.
+                if (announcement := await asyncio.to_thread(self.catch_up, node)) is not None:
                     self._sessions.send(node, announcement)
             begun = asyncio.get_running_loop().time()
             await self._wait_for_answers(machine, self._deadline(position))
