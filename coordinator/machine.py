@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from secure_fl.errors import LateMessageError
 from secure_fl.protect.base import Ask, Bulk, Message, Opened, Protection, RoundContext
+from secure_fl.protect.memory import CombinationRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,16 @@ class _Collecting:
     phase: str = ""
     asked: Mapping[str, Message] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
+    opens: CombinationRows = field(default_factory=dict)
 
 
 class RoundMachine:
     """Who is asked what now, who has answered, who has gone."""
 
-    def __init__(self, protection: Protection, context: RoundContext) -> None:
+    def __init__(self, protection: Protection, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> None:
         self.context = context
         self.left: dict[str, str] = {}  # node → error code, over all phases
-        self._half = protection.coordinator(context)
+        self._half = protection.coordinator(context, earlier)
         self._now = _Collecting()
 
     @property
@@ -41,6 +43,11 @@ class RoundMachine:
     def asked(self) -> Mapping[str, Message]:
         """What everybody is asked in this phase."""
         return self._now.asked
+
+    @property
+    def opens(self) -> CombinationRows:
+        """The combinations that answers to this phase open."""
+        return self._now.opens
 
     @property
     def waiting(self) -> frozenset[str]:
@@ -96,4 +103,4 @@ class RoundMachine:
         return result
 
     def _enter(self, ask: Ask) -> None:
-        self._now = _Collecting(ask.phase, ask.messages)
+        self._now = _Collecting(ask.phase, ask.messages, opens=ask.opens)

@@ -249,17 +249,22 @@ class StudyRunner:
             started=self._now(),
         )
         await asyncio.to_thread(self._store.begin_attempt, attempt)
-        machine = RoundMachine(self._protection, self._context(attempt))
-        machine.begin()
+        machine = await self._begun(attempt)
         self._enter(attempt, machine)
         self._emit("round-started", round=number, attempt=attempt_number, kind=kind, invited=len(invited))
         return attempt
 
+    async def _begun(self, attempt: Attempt) -> RoundMachine:
+        """The machine of an attempt, in its first phase."""
+        earlier = await asyncio.to_thread(self._store.openings, attempt)
+        machine = RoundMachine(self._protection, self._context(attempt), earlier)
+        machine.begin()
+        return machine
+
     async def _replay(self, attempt: Attempt) -> Opened | None:
         """Rebuild the machine of an attempt that was under way when the coordinator stopped."""
         log.info("resuming round %d, attempt %d", attempt.number, attempt.attempt)
-        machine = RoundMachine(self._protection, self._context(attempt))
-        machine.begin()
+        machine = await self._begun(attempt)
         answers = await asyncio.to_thread(self._store.answers, attempt)
         closed = await asyncio.to_thread(self._store.closed_phases, attempt)
         opened: Opened | None = None
@@ -286,6 +291,8 @@ class StudyRunner:
         machine = self._require_machine()
         position = len(await asyncio.to_thread(self._store.closed_phases, attempt))
         while True:
+            if machine.opens:
+                await asyncio.to_thread(self._store.keep_opening, attempt, machine.opens)
             for node in sorted(machine.waiting):
                 # In a thread: a message may be a combination, formed as it is asked for.
                 if (announcement := await asyncio.to_thread(self.catch_up, node)) is not None:

@@ -26,6 +26,7 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from secure_fl.errors import SchemaError, StorageError
+from secure_fl.protect.memory import CombinationRows
 from secure_fl.record import RoundRecord, round_from_json
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.wire import parse
@@ -76,6 +77,14 @@ answers = sa.Table(
     sa.Column("node", sa.String),
     sa.Column("header", sa.LargeBinary),
     sa.Column("bytes", sa.Integer),
+)
+openings = sa.Table(
+    "openings",
+    _tables,
+    sa.Column("study_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("rows", sa.JSON),
 )
 models = sa.Table(
     "models",
@@ -259,6 +268,20 @@ class Store:
             StoredAnswer(node=r.node, phase=r.phase, header=parse(pb.UploadHeader, r.header), bytes=r.bytes)
             for r in rows
         )
+
+    def keep_opening(self, attempt: Attempt, rows: CombinationRows) -> None:
+        """Which combinations an attempt opens, before holders are asked to: also if it comes to nothing then."""
+        plain = {recipient: dict(row) for recipient, row in rows.items()}
+        with self._transaction() as tx:
+            tx.execute(openings.delete().where(*_where(openings, attempt)))
+            tx.execute(openings.insert().values(**_key(attempt), rows=plain))
+
+    def openings(self, attempt: Attempt) -> tuple[CombinationRows, ...]:
+        """What the attempts of the study before this one opened, in their order."""
+        before = sa.tuple_(openings.c.number, openings.c.attempt) < (attempt.number, attempt.attempt)
+        query = sa.select(openings.c.rows).where(openings.c.study_id == attempt.study_id, before)
+        with self._transaction() as tx:
+            return tuple(tx.execute(query.order_by(openings.c.number, openings.c.attempt)).scalars())
 
     def abort_attempt(self, attempt: Attempt, reason: str) -> None:
         """An attempt came to nothing."""

@@ -30,7 +30,7 @@ from secure_fl.identity.member import Member
 from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.base import Contribution, Message, NodeHalf, Protection, RequestKind, RoundContext
-from secure_fl.protect.combining import row_total, whole_weights
+from secure_fl.protect.combining import row_total, steady, whole_weights
 from secure_fl.protect.memory import Memory
 from secure_fl.protect.sketch import sketch
 from secure_fl.protect.weights import WEIGHT_UNITS, quantise_weight
@@ -270,7 +270,13 @@ class Round:
             known = self._store.distances()
             squared_distances = {name: known[name] for name in squared_distances if name in known}
         wanted = self._strategy.attend(self._site.me.name, squared_distances)
-        row = whole_weights(wanted, row_total(len(context.invited)))
+        row = steady(
+            whole_weights(wanted, row_total(len(context.invited))),
+            me=self._site.me.name,
+            uploaded=squared_distances,
+            colluders=context.colluders,
+            earlier=self._memory().earlier(),
+        )
         traces.note(self._store.rows, self._first.round, {"asked": row})
         return row
 

@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 from secure_fl.blocks import DTYPE, Blocks, Vector
 from secure_fl.errors import MalformedMessageError, RefusedError, StorageError
 from secure_fl.files import publish, write_atomically
+from secure_fl.protect.memory import CombinationRows
 from secure_fl.rpc import federation_pb2 as pb
 
 _ROUND = re.compile(r"(personal|combination)-(\d+)\.safetensors")
@@ -126,7 +127,9 @@ class StudyStore:
 
     def memory(self, number: int, attempt: int) -> AttemptMemory:
         """Where a protection keeps what it must not forget of an attempt."""
-        return AttemptMemory(self.folder / f"memory-{number}-{attempt}.bin")
+        return AttemptMemory(
+            self.folder / f"memory-{number}-{attempt}.bin", self.folder / "openings.json", (number, attempt)
+        )
 
     def forget(self) -> None:
         """Erase what was remembered of attempts: they are over."""
@@ -173,9 +176,11 @@ class StudyStore:
 
 @dataclass(frozen=True, slots=True)
 class AttemptMemory:
-    """A protection's memory of one attempt: a file that only this user reads."""
+    """A protection's memory of one attempt, and of what the study opened: files that only this user reads."""
 
     path: Path
+    openings: Path
+    attempt: tuple[int, int]
 
     def load(self) -> bytes | None:
         """What was saved last; None if nothing was."""
@@ -189,6 +194,30 @@ class AttemptMemory:
     def save(self, content: bytes) -> None:
         """Whole and durable when it returns."""
         write_atomically(self.path, content, mode=0o600)
+
+    def earlier(self) -> list[CombinationRows]:
+        """What other attempts opened, in their order."""
+        return [rows for attempt, rows in self._openings() if attempt != self.attempt]
+
+    def opened(self, rows: CombinationRows) -> None:
+        """Added to what was opened; the same attempt again replaces what it said."""
+        kept = [(attempt, opened) for attempt, opened in self._openings() if attempt != self.attempt]
+        plain = {recipient: dict(row) for recipient, row in rows.items()}
+        write_atomically(self.openings, json.dumps([*kept, (self.attempt, plain)]).encode(), mode=0o600)
+
+    def _openings(self) -> list[tuple[tuple[int, int], CombinationRows]]:
+        try:
+            return [
+                (
+                    (int(number), int(attempt)),
+                    {str(at): {str(name): int(w) for name, w in row.items()} for at, row in rows.items()},
+                )
+                for (number, attempt), rows in json.loads(self.openings.read_bytes())
+            ]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise StorageError(f"{self.openings}: cannot be read ({type(error).__name__})") from error
 
 
 def read_cursor(path: Path) -> tuple[int, int, str]:

@@ -18,7 +18,7 @@ Rules every implementation keeps:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Protocol, TypeAlias
@@ -29,7 +29,7 @@ import numpy.typing as npt
 from secure_fl.blocks import Layout
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
-from secure_fl.protect.memory import Memory
+from secure_fl.protect.memory import CombinationRows, Memory
 from secure_fl.randomness import Randomness
 
 Integers: TypeAlias = npt.NDArray[np.int32]
@@ -138,10 +138,11 @@ class Bulk(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """The start of a phase: who is asked, and what each is told."""
+    """The start of a phase: who is asked, what each is told, and which combinations the answers open."""
 
     phase: str
     messages: Mapping[str, Message]
+    opens: CombinationRows = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +231,8 @@ class Protection(Protocol):
         """The node half, once training is done, or again after a restart if there is something in `memory`."""
         ...
 
-    def coordinator(self, context: RoundContext) -> CoordinatorHalf:
-        """The coordinator half."""
+    def coordinator(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> CoordinatorHalf:
+        """The coordinator half; `earlier` are the combinations that other attempts of the study opened."""
         ...
 
     def largest_upload(self, context: RoundContext) -> int:

@@ -7,13 +7,15 @@ are not a matter of taste: under `sealed` large weights would give keys away (do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from secure_fl.errors import ProtectionError, ReleaseRefusedError
 from secure_fl.protect.exact_algebra import Matrix
 from secure_fl.protect.guard import ReleaseReport, check_release
+from secure_fl.protect.guard_rows import Opening
+from secure_fl.protect.memory import CombinationRows
 from secure_fl.protect.sealed_field import MODULUS
 
 SIGMA = 64.0  # of `sealed`'s error in a combination; every protection applies the guard that this implies
@@ -46,31 +48,75 @@ def require_row(row: Mapping[str, int], *, uploaded: Iterable[str], total: int) 
         raise ProtectionError("a row is not one of positive weights over those who uploaded, with the round's total")
 
 
-def matrix(rows: Mapping[str, Mapping[str, int]], nodes: Sequence[str]) -> tuple[Matrix, list[str]]:
+def matrix(rows: CombinationRows, nodes: Sequence[str]) -> tuple[Matrix, list[str]]:
     """Rows as the guard takes them, and whom each is opened at."""
     recipients = sorted(recipient for recipient, row in rows.items() if row)
     weights = [[rows[recipient].get(node, 0) for node in nodes] for recipient in recipients]
     return np.array(weights, np.int64).reshape(len(recipients), len(nodes)), recipients
 
 
-def check_rows(rows: Mapping[str, Mapping[str, int]], *, nodes: Sequence[str], colluders: int) -> ReleaseReport:
-    """The guard over all rows that are to be opened together; raises `ReleaseRefusedError`."""
-    weights, recipients = matrix(rows, nodes)
+def check_rows(
+    rows: CombinationRows, *, nodes: Sequence[str], colluders: int, earlier: Sequence[CombinationRows] = ()
+) -> ReleaseReport:
+    """The guard over all rows that are to be opened together, after `earlier` ones; raises `ReleaseRefusedError`."""
+    gone = {name for past in earlier for name in (*past, *(peer for row in past.values() for peer in row))}
+    names = (*nodes, *sorted(gone - set(nodes)))
+    weights, recipients = matrix(rows, names)
+    history = []
+    for past in earlier:
+        opened, at = matrix(past, names)
+        history.append(Opening(weights=opened, opened_at="recipients", recipients=at))
     return check_release(
-        weights, colluders=colluders, recipients=recipients, modulus=MODULUS, sigma=SIGMA, names=tuple(nodes)
+        weights,
+        colluders=colluders,
+        recipients=recipients,
+        history=history,
+        modulus=MODULUS,
+        sigma=SIGMA,
+        names=names,
     )
 
 
 def servable(
-    rows: Mapping[str, Mapping[str, int]], *, nodes: Sequence[str], colluders: int
+    rows: CombinationRows, *, nodes: Sequence[str], colluders: int, earlier: Sequence[CombinationRows] = ()
 ) -> dict[str, Mapping[str, int]]:
     """The rows that may be opened together: while the guard refuses, the last of those it complains of goes."""
     left = {recipient: row for recipient, row in rows.items() if row}
     while left:
         try:
-            check_rows(left, nodes=nodes, colluders=colluders)
+            check_rows(left, nodes=nodes, colluders=colluders, earlier=earlier)
         except ReleaseRefusedError as refused:
-            del left[max(name for name in map(str, refused.coalition) if name in left)]
+            blamed = [name for name in map(str, refused.coalition) if name in left]
+            if not blamed:
+                return {}  # What was opened before is too much by itself: nothing more is.
+            del left[max(blamed)]
         else:
             break
     return left
+
+
+def steady(
+    row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, earlier: Sequence[CombinationRows]
+) -> Mapping[str, int]:
+    """What a recipient asks for after what was opened at it before: `row`, or else its last row again, or nothing.
+
+    Rows that change from round to round say more and more about values that hardly do. Holders refuse what says too
+    much; asked for again, a row says nothing new.
+    """
+    mine = [{me: past[me]} for past in earlier if past.get(me)]
+    if not row or not mine or not _too_much(row, me, uploaded, colluders, mine):
+        return row
+    last = mine[-1][me]
+    if last.keys() <= set(uploaded) and not _too_much(last, me, uploaded, colluders, mine):
+        return last
+    return {}
+
+
+def _too_much(
+    row: Mapping[str, int], me: str, uploaded: Collection[str], colluders: int, mine: Sequence[CombinationRows]
+) -> bool:
+    try:
+        check_rows({me: row}, nodes=sorted(uploaded), colluders=colluders, earlier=mine)
+    except ReleaseRefusedError as refused:
+        return refused.rule == "history"
+    return False

@@ -23,9 +23,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations
 from math import comb
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,27 +42,26 @@ from secure_fl.protect.exact_algebra import (
     rank_over_field,
     rank_over_rationals,
 )
+from secure_fl.protect.guard_history import SLACK, largest_history_leverage
+from secure_fl.protect.guard_rows import (
+    EVERYBODY,
+    Coalition,
+    Kinds,
+    Node,
+    OpenedAt,
+    Opening,
+    Rows,
+    Speaker,
+    about,
+    checked_names,
+    coalitions,
+    decimal,
+    matrix,
+    stack,
+)
 from secure_fl.protect.kernel_lattice import stretch
 
-Node: TypeAlias = int | str
-OpenedAt: TypeAlias = Literal["recipients", "coordinator"]
-Coalition: TypeAlias = tuple[int, ...]
-
 SMALLEST_ERROR = 3.2  # the usual width of a ring-LWE error
-LARGEST_WEIGHT = 1 << 24
-MOST_NODES = 1 << 12  # with the weights' bound, every entry of W·Wᵀ fits 63 bits
-
-_EVERYBODY = -1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """What one earlier flush of the same epoch opened; see `check_release` for the fields."""
-
-    weights: npt.ArrayLike
-    opened_at: OpenedAt
-    recipients: Sequence[Node] | None = None
-    public_rows: npt.ArrayLike | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,35 +74,8 @@ class ReleaseReport:
     support: int  # the fewest contributors of an opened row
     largest_share: Fraction  # the most of a row's weight that one node has
     kernel_margin: float | None  # the least σ/s_max is at least this; None without σ
-    history_leverage: Fraction | None  # the largest generalised h_j; None without history
+    history_leverage: float | None  # the largest of any flush; None without history
     coalitions: int  # how many were covered
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows, whom each is opened to (a column, or everybody), and the flush each belongs to."""
-
-    weights: Matrix
-    owners: Matrix
-    flushes: Matrix
-
-    @property
-    def nodes(self) -> int:
-        return int(self.weights.shape[1])
-
-    @property
-    def all_public(self) -> bool:
-        return bool((self.owners == _EVERYBODY).all())
-
-    def current(self) -> _Rows:
-        now = self.flushes == 0
-        return _Rows(self.weights[now], self.owners[now], self.flushes[now])
-
-    def seen_by(self, coalition: Coalition) -> tuple[Matrix, Matrix, Matrix]:
-        """The rows that a coalition sees, on the honest columns; those columns; the rows' flushes."""
-        honest = np.delete(np.arange(self.nodes), coalition)
-        seen = (self.owners == _EVERYBODY) | np.isin(self.owners, coalition)
-        return self.weights[np.ix_(seen, honest)], honest, self.flushes[seen]
 
 
 def check_release(
@@ -133,7 +105,7 @@ def check_release(
     `modulus` is the prime q of the field in which shares are combined; `sigma` is the error's width in `sealed`.
     `tau` and `drift` are read as the decimals they are written as: 0.5 is 1/2, and h_j = τ passes.
     """
-    threshold, spread = _decimal(tau, "tau"), _decimal(drift, "drift")
+    threshold, spread = decimal(tau, "tau"), decimal(drift, "drift")
     if not 0 < threshold <= 1:
         raise ProtectionError("tau must be above 0 and at most 1")
     if sigma is not None and not 0 < sigma < float("inf"):
@@ -141,13 +113,13 @@ def check_release(
     if modulus is not None and not (2 <= modulus < 1 << 64 and fmpz(modulus).is_prime()):
         raise ProtectionError("the modulus must be a prime below 2^64")
     now = Opening(weights=weights, opened_at=opened_at, recipients=recipients, public_rows=public_rows)
-    nodes = _matrix(weights, None).shape[1]
-    speaker = _Speaker(_checked_names(names, nodes))
+    nodes = matrix(weights, None).shape[1]
+    speaker = Speaker(checked_names(names, nodes))
     earlier = [
         past if isinstance(past, Opening) else Opening(weights=past, opened_at=opened_at, recipients=recipients)
         for past in history or ()
     ]
-    rows = _stack([now, *earlier], speaker, nodes)
+    rows = stack([now, *earlier], speaker, nodes)
     if not 0 <= colluders < nodes:
         raise ProtectionError(f"{colluders} colluders among {nodes} nodes leave nobody to protect")
     # A recipient reads its own row whether or not it colludes with anybody.
@@ -160,16 +132,13 @@ def check_release(
     worst, node, coalition = _largest_leverage(present, members)
     if worst > threshold or worst == 1:
         rule = "span" if worst == 1 else "leverage"
-        speaker.refuse(rule, node, coalition, f"its leverage is {_about(worst)}, the bound {_about(threshold)}")
+        speaker.refuse(rule, node, coalition, f"its leverage is {about(worst)}, the bound {about(threshold)}")
     if modulus is not None:
         _check_field(present, members, modulus, speaker)
     margin = None if sigma is None else _check_kernels(present, members, sigma, modulus, speaker)
     remembered = None
     if earlier:
-        remembered, past_node, past_coalition = _largest_history_leverage(rows, members, spread)
-        if remembered > threshold or remembered == 1:
-            why = f"with the earlier flushes its leverage is {_about(remembered)}, the bound {_about(threshold)}"
-            speaker.refuse("history", past_node, past_coalition, why)
+        remembered = _check_history(rows, members, spread, threshold, speaker)
     return ReleaseReport(
         leverage=worst,
         node=speaker.name(node),
@@ -204,7 +173,7 @@ def releasable(
     if any(not position.keys() >= set(cohort) for cohort in cohorts):
         raise ProtectionError("a cohort names a node that is not in the round")
     columns = tuple(frozenset(position[name] for name in cohort) for cohort in cohorts)
-    return _releasable(columns, len(nodes), colluders, minimum, _decimal(tau, "tau"))
+    return _releasable(columns, len(nodes), colluders, minimum, decimal(tau, "tau"))
 
 
 @lru_cache(maxsize=256)  # A study asks the same in most of its rounds.
@@ -231,120 +200,14 @@ def _releasable(
     return tuple(verdict[cohort] for cohort in cohorts)
 
 
-# --- what was handed in -----------------------------------------------------------------------------------------
-
-
-def _decimal(value: float | Fraction | str, what: str) -> Fraction:
-    try:
-        number = value if isinstance(value, Fraction) else Fraction(str(value))
-    except ValueError:
-        raise ProtectionError(f"{what} is not a number") from None
-    if number < 0:
-        raise ProtectionError(f"{what} is negative")
-    return number
-
-
-def _matrix(values: npt.ArrayLike, nodes: int | None) -> Matrix:
-    """A matrix of integers of a size that the arithmetic is good for, or `ProtectionError`."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ProtectionError("the weights are not a matrix") from None
-    if array.ndim != 2 or array.shape[1] == 0 or (nodes is not None and array.shape[1] != nodes):
-        raise ProtectionError("the weights are not a matrix with a column per node")
-    if array.shape[1] > MOST_NODES:
-        raise ProtectionError(f"more than {MOST_NODES} nodes")
-    whole = array.dtype.kind in "iu" or (
-        array.dtype.kind == "O" and all(isinstance(value, int | np.integer) for value in array.ravel())
-    )
-    if not whole and array.size:
-        raise ProtectionError("the weights are not integers")
-    if array.size and (array.max() > LARGEST_WEIGHT or array.min() < -LARGEST_WEIGHT):
-        raise ProtectionError(f"a weight is larger than {LARGEST_WEIGHT}")
-    return array.astype(np.int64)
-
-
-def _checked_names(names: Sequence[str] | None, nodes: int) -> tuple[str, ...] | None:
-    if names is not None and (len(names) != nodes or len(set(names)) != nodes):
-        raise ProtectionError("the names do not fit the columns")
-    return None if names is None else tuple(names)
-
-
-def _owners(opening: Opening, count: int, nodes: int, names: tuple[str, ...] | None) -> Matrix:
-    """The column that each row is opened at."""
-    if opening.opened_at == "coordinator":
-        if opening.recipients is not None:
-            raise ProtectionError("sums are opened at the coordinator and have no recipients")
-        return np.full(count, _EVERYBODY, dtype=np.int64)
-    if opening.opened_at != "recipients":
-        raise ProtectionError("rows are opened at the recipients or at the coordinator")
-    if opening.recipients is None:
-        if count != nodes:
-            raise ProtectionError("the matrix is not square: say which node each row is opened at")
-        return np.arange(nodes, dtype=np.int64)
-    known: dict[Node, int] = {column: column for column in range(nodes)}
-    known |= {name: column for column, name in enumerate(names or ())}
-    owners = [known.get(recipient, _EVERYBODY) for recipient in opening.recipients]
-    if len(owners) != count or _EVERYBODY in owners:
-        raise ProtectionError("the recipients do not fit the rows and columns")
-    return np.array(owners, dtype=np.int64)
-
-
-def _stack(openings: Sequence[Opening], speaker: _Speaker, nodes: int) -> _Rows:
-    """Everything opened, the current flush as number 0."""
-    parts: list[_Rows] = []
-    for flush, opening in enumerate(openings):
-        own = _matrix(opening.weights, nodes)
-        public = own[:0] if opening.public_rows is None else _matrix(opening.public_rows, nodes)
-        everybody = np.full(len(public), _EVERYBODY, dtype=np.int64)
-        owners = np.concatenate([_owners(opening, len(own), nodes, speaker.names), everybody])
-        parts.append(_Rows(np.concatenate([own, public]), owners, np.full(len(owners), flush, dtype=np.int64)))
-    rows = _Rows(
-        np.concatenate([part.weights for part in parts]),
-        np.concatenate([part.owners for part in parts]),
-        np.concatenate([part.flushes for part in parts]),
-    )
-    if (rows.weights < 0).any():
-        column = int(np.flatnonzero((rows.weights < 0).any(axis=0))[0])
-        speaker.refuse("support", column, (), "its weight is negative: a difference of rows in disguise")
-    return rows
-
-
-# --- refusing ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Speaker:
-    """Speaks of columns by the names of their sites, where they have one."""
-
-    names: tuple[str, ...] | None
-
-    def name(self, column: int) -> Node:
-        return column if self.names is None else self.names[column]
-
-    def all(self, columns: Coalition) -> tuple[Node, ...]:
-        return tuple(self.name(column) for column in columns)
-
-    def refuse(self, rule: str, column: int, coalition: Coalition, why: str) -> NoReturn:
-        node, others = self.name(column), self.all(coalition)
-        to = f" to {', '.join(map(str, others))} and the coordinator" if others else ""
-        raise ReleaseRefusedError(
-            f"node {node} would be exposed{to} ({rule}): {why}", node=node, rule=rule, coalition=others
-        )
-
-
-def _about(value: Fraction) -> str:
-    return str(value) if value.denominator < 1000 else f"{float(value):.6g}"
-
-
 # --- support ----------------------------------------------------------------------------------------------------
 
 
-def _check_support(rows: _Rows, colluders: int, speaker: _Speaker) -> tuple[int, Fraction]:
+def _check_support(rows: Rows, colluders: int, speaker: Speaker) -> tuple[int, Fraction]:
     """The fewest contributors of a row and the largest share of one node."""
     fewest, largest = rows.nodes, Fraction(0)
     for row, owner in zip(rows.weights, rows.owners.tolist(), strict=True):
-        is_sum = owner == _EVERYBODY
+        is_sum = owner == EVERYBODY
         if not is_sum and not row.any():
             continue
         support, heaviest = int(np.count_nonzero(row)), int(row.argmax())
@@ -357,49 +220,9 @@ def _check_support(rows: _Rows, colluders: int, speaker: _Speaker) -> tuple[int,
             speaker.refuse("support", heaviest, coalition, "the recipient is not part of its own combination")
         share = Fraction(int(row[heaviest]), int(row.sum()))
         if share > Fraction(1, 2):
-            speaker.refuse("support", heaviest, coalition, f"it has {_about(share)} of a row's weight, more than half")
+            speaker.refuse("support", heaviest, coalition, f"it has {about(share)} of a row's weight, more than half")
         fewest, largest = min(fewest, support), max(largest, share)
     return fewest, largest
-
-
-# --- coalitions -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Kinds:
-    """Nodes with the same column are interchangeable for whoever sees every row: each kind is looked at once."""
-
-    columns: Matrix
-    members: tuple[Matrix, ...]
-
-    @staticmethod
-    def of(weights: Matrix) -> _Kinds:
-        columns, kind_of = np.unique(weights, axis=1, return_inverse=True)
-        kinds = range(columns.shape[1])
-        return _Kinds(columns, tuple(np.flatnonzero(kind_of.ravel() == kind) for kind in kinds))
-
-    @property
-    def counts(self) -> Matrix:
-        return np.array([len(nodes) for nodes in self.members], dtype=np.int64)
-
-    def multisets(self, size: int) -> Iterator[tuple[tuple[int, ...], Matrix]]:
-        """Every choice of `size` nodes by kind, with how many of each kind are left."""
-        for chosen in combinations_with_replacement(range(len(self.members)), size):
-            left = self.counts - np.bincount(chosen, minlength=len(self.members))
-            if (left >= 0).all():
-                yield chosen, left
-
-    def pick(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """Distinct nodes of these kinds, in this order."""
-        return tuple(int(self.members[kind][list(chosen[:at]).count(kind)]) for at, kind in enumerate(chosen))
-
-
-def _coalitions(rows: _Rows, members: int) -> Iterator[Coalition]:
-    """Every coalition that can differ from the others."""
-    if rows.all_public:
-        kinds = _Kinds.of(rows.weights)
-        return (tuple(sorted(kinds.pick(chosen))) for chosen, _ in kinds.multisets(members))
-    return combinations(range(rows.nodes), members)
 
 
 # --- leverage ---------------------------------------------------------------------------------------------------
@@ -408,13 +231,13 @@ _Worst: TypeAlias = tuple[Fraction, int, Coalition]
 _NOTHING: _Worst = (Fraction(-1), 0, ())  # below every leverage; at least one coalition replaces it
 
 
-def _largest_leverage(rows: _Rows, members: int) -> _Worst:
+def _largest_leverage(rows: Rows, members: int) -> _Worst:
     """The largest h_j of any coalition, with j and the coalition."""
     if rows.all_public:
         return _largest_leverage_of_public(rows.weights, members)
     return _largest(
         (coalition, honest, *explained(seen @ seen.T, seen))
-        for coalition in _coalitions(rows, members)
+        for coalition in coalitions(rows, members)
         for seen, honest, _ in [rows.seen_by(coalition)]
     )
 
@@ -436,7 +259,7 @@ def _largest_leverage_of_public(weights: Matrix, members: int) -> _Worst:
     h_j = M_jj + M_ij²/(1 − M_ii) (Sherman–Morrison). Where M_ii = 1, e_i is itself in the span, M_ij = 0, and h_j
     stays M_jj. With M = N/d, h_j = (N_jj(d − N_ii) + N_ij²) / (d(d − N_ii)): integers throughout.
     """
-    kinds = _Kinds.of(weights)
+    kinds = Kinds.of(weights)
     worst = _NOTHING
     for chosen, left in kinds.multisets(max(0, members - 1)):
         numerators, d = projector(kinds.columns, left)
@@ -467,7 +290,7 @@ def _largest_leverage_of_public(weights: Matrix, members: int) -> _Worst:
 # --- the field --------------------------------------------------------------------------------------------------
 
 
-def _check_field(rows: _Rows, members: int, modulus: int, speaker: _Speaker) -> None:
+def _check_field(rows: Rows, members: int, modulus: int, speaker: Speaker) -> None:
     """Refuse if e_j is in the row span over F_q."""
     why = f"its value follows from what is opened, modulo {modulus}"
     if rows.all_public and members:
@@ -489,10 +312,10 @@ def _check_field(rows: _Rows, members: int, modulus: int, speaker: _Speaker) -> 
 # --- the kernel -------------------------------------------------------------------------------------------------
 
 
-def _check_kernels(rows: _Rows, members: int, sigma: float, modulus: int | None, speaker: _Speaker) -> float:
+def _check_kernels(rows: Rows, members: int, sigma: float, modulus: int | None, speaker: Speaker) -> float:
     """The least margin σ/s_max of any coalition. Refuses below 3.2."""
     least = float("inf")
-    for coalition in _coalitions(rows, members):
+    for coalition in coalitions(rows, members):
         seen, honest, _ = rows.seen_by(coalition)
         # The node that weighs most is the one whose key the opened errors pin best.
         heaviest = int(honest[int(seen.max(axis=0, initial=0).argmax())])
@@ -511,27 +334,14 @@ def _check_kernels(rows: _Rows, members: int, sigma: float, modulus: int | None,
 # --- history ----------------------------------------------------------------------------------------------------
 
 
-def _largest_history_leverage(rows: _Rows, members: int, drift: Fraction) -> _Worst:
-    """The largest squared correlation of a value with its best linear estimate from the rows of every flush.
-
-    A node's value in flush f is x + d_f with Var x = 1 and Var d_f = δ². So for rows r, s of flushes f, g
-        Cov(y_r, y_s) = (w_r·w_s)(1 + δ²[f = g]),   Cov(y_r, x_j^g) = w_rj(1 + δ²[f = g]),   Var x_j^g = 1 + δ²,
-    and ρ² = kᵀΣ⁺k / (1 + δ²). Without earlier rows this is h_j, and with δ = 0 it is h_j of all rows stacked.
-    The values of earlier flushes are targets too: a later row can show what an earlier one hid.
-    """
-    square = drift * drift
-    whole, extra = square.denominator, square.numerator  # everything times the denominator of δ²: integers
-
-    def estimates() -> Iterator[tuple[Coalition, Matrix, Any, int]]:
-        for coalition in _coalitions(rows, members):
-            seen, honest, flushes = rows.seen_by(coalition)
-            same = (flushes[:, None] == flushes[None, :]).astype(np.object_)
-            covariance = (seen @ seen.T).astype(np.object_) * (whole + extra * same)
-            # One block of columns per flush whose values are the target, so that one inverse serves them all.
-            weighed = seen.astype(np.object_)
-            alike = (flushes[:, None] == np.unique(rows.flushes)[None, :]).astype(np.object_)
-            cross = np.concatenate([weighed * (whole + extra * flush)[:, None] for flush in alike.T], axis=1)
-            numerators, denominator = explained(covariance, cross)
-            yield coalition, np.tile(honest, alike.shape[1]), numerators, denominator * (whole + extra)
-
-    return _largest(estimates())
+def _check_history(rows: Rows, members: int, drift: Fraction, threshold: Fraction, speaker: Speaker) -> float:
+    """The largest leverage of a value of any flush. Refuses above τ."""
+    if drift:
+        worst, node, coalition = largest_history_leverage(rows, members, float(drift))
+    else:
+        exact, node, coalition = _largest_leverage(rows, members)
+        worst = float(exact)
+    if worst > float(threshold) + SLACK or worst > 1 - SLACK:
+        why = f"with the earlier flushes its leverage is {worst:.6g}, the bound {about(threshold)}"
+        speaker.refuse("history", node, coalition, why)
+    return worst

@@ -7,6 +7,7 @@ own cohort has seeds of its own. docs/masked.md has the messages, the argument a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from secure_fl.identity.member import Member
@@ -14,7 +15,7 @@ from secure_fl.protect.base import Contribution, CoordinatorHalf, NodeHalf, Requ
 from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.masked_coordinator import MaskedCoordinator, largest_upload
 from secure_fl.protect.masked_node import MaskedNode
-from secure_fl.protect.memory import Memory
+from secure_fl.protect.memory import CombinationRows, Memory
 from secure_fl.protect.signed_cohort import require_few, threshold
 from secure_fl.randomness import Randomness
 
@@ -44,7 +45,11 @@ class Masked:
         """The node half."""
         return MaskedNode(context, me, contribution, randomness)
 
-    def coordinator(self, context: RoundContext) -> CoordinatorHalf:
+    def coordinator(
+        self,
+        context: RoundContext,
+        earlier: Sequence[CombinationRows] = (),  # noqa: ARG002
+    ) -> CoordinatorHalf:
         """The coordinator half."""
         return MaskedCoordinator(context)
 

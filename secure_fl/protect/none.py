@@ -30,7 +30,7 @@ from secure_fl.protect.cohort import holders, require_cohort
 from secure_fl.protect.combining import require_row, row_total, servable
 from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.guard import releasable
-from secure_fl.protect.memory import Memory
+from secure_fl.protect.memory import CombinationRows, Memory, ProcessMemory
 from secure_fl.protect.sketch import LIMIT, SIZE, in_units, squared_distance
 from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.randomness import Randomness
@@ -61,17 +61,17 @@ class UnsafeNone:
     def node(
         self,
         context: RoundContext,
-        me: Member,  # noqa: ARG002
+        me: Member,
         contribution: Contribution,
         randomness: Randomness,  # noqa: ARG002
-        memory: Memory | None = None,  # noqa: ARG002
+        memory: Memory | None = None,
     ) -> NodeHalf:
         """The node half."""
-        return _PlainNode(context, contribution)
+        return _PlainNode(context, me.name, contribution, memory or ProcessMemory())
 
-    def coordinator(self, context: RoundContext) -> CoordinatorHalf:
+    def coordinator(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> CoordinatorHalf:
         """The coordinator half."""
-        return _PlainCombine(context) if context.kind is RequestKind.COMBINE else _PlainSum(context)
+        return _PlainCombine(context, earlier) if context.kind is RequestKind.COMBINE else _PlainSum(context)
 
     def largest_upload(self, context: RoundContext) -> int:
         """Every block, at the width of the wire."""
@@ -113,9 +113,12 @@ def _named(layout: Layout, blocks: Sequence[str]) -> Layout:
 
 
 class _PlainNode:
-    def __init__(self, context: RoundContext, contribution: Contribution) -> None:
+    def __init__(self, context: RoundContext, me: str, contribution: Contribution, memory: Memory) -> None:
         self._context = context
+        self._me = me
         self._contribution = contribution
+        self._memory = memory
+        self._row: Mapping[str, int] = {}
         self._opened: dict[str, BlockSum] = {}
 
     def answer(self, phase: str, message: Message) -> Message:
@@ -123,8 +126,8 @@ class _PlainNode:
             return self._upload()
         if phase == ROW and self._context.kind is RequestKind.COMBINE:
             squared = parse(PlainDistances, message.body).squared
-            row = self._contribution.attend({peer: in_units(steps) for peer, steps in squared.items()})
-            return Message(body=PlainRow(row=row).SerializeToString(deterministic=True))
+            self._row = self._contribution.attend({peer: in_units(steps) for peer, steps in squared.items()})
+            return Message(body=PlainRow(row=self._row).SerializeToString(deterministic=True))
         if phase == OPEN and self._context.kind is RequestKind.COMBINE:
             self._open(message)
             return Message()
@@ -152,6 +155,7 @@ class _PlainNode:
         layout = _named(self._context.layout, header.blocks)
         if len(message.bulk) != 8 * layout.size:
             raise ProtectionError("a combination of the wrong length arrived")
+        self._memory.opened({self._me: self._row})
         flat = np.frombuffer(message.bulk, "<i8")
         ends = np.cumsum([shape.size for shape in layout])
         for shape, end in zip(layout, ends, strict=True):
@@ -239,8 +243,9 @@ class _PlainSum(_Uploads):
 class _PlainCombine(_Uploads):
     """Keeps uploads where they rest and forms Σ_j w_ij·x_j for one recipient at a time."""
 
-    def __init__(self, context: RoundContext) -> None:
+    def __init__(self, context: RoundContext, earlier: Sequence[CombinationRows]) -> None:
         super().__init__(context)
+        self._earlier = earlier
         self._phase = UPLOAD
         self._uploads: dict[str, tuple[PlainUpload, Bulk]] = {}
         self._sketches: dict[str, Integers] = {}
@@ -266,12 +271,14 @@ class _PlainCombine(_Uploads):
             return Ask(phase=ROW, messages={node: self._distances(node) for node in sorted(self._uploads)})
         if self._phase == ROW:
             large = {node: row for node, row in self._rows.items() if len(row) >= self._context.min_cohort}
-            rows = servable(large, nodes=sorted(self._uploads), colluders=self._context.colluders)
+            rows = servable(
+                large, nodes=sorted(self._uploads), colluders=self._context.colluders, earlier=self._earlier
+            )
             self._phase = OPEN
             # Whoever gets an empty message keeps its own model.
             messages = {node: self._combine(rows.get(node, {})) for node in sorted(self._rows)}
             self._recipients = rows.keys()
-            return Ask(phase=OPEN, messages=messages)
+            return Ask(phase=OPEN, messages=messages, opens=rows)
         recipients = tuple(sorted(self._served & self._recipients))
         return CombinationsSent(recipients=recipients, cohort=tuple(sorted(self._declared)))
 

@@ -6,11 +6,12 @@ that enough holders were shown and found harmless. docs/sealed.md has the constr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from secure_fl.identity.member import Member
 from secure_fl.protect.base import Contribution, CoordinatorHalf, NodeHalf, RequestKind, RoundContext
-from secure_fl.protect.memory import Memory, ProcessMemory
+from secure_fl.protect.memory import CombinationRows, Memory, ProcessMemory
 from secure_fl.protect.sealed_coordinator import SealedCoordinator, largest_upload
 from secure_fl.protect.sealed_node import SealedNode
 from secure_fl.protect.sealed_terms import Terms
@@ -45,9 +46,9 @@ class Sealed:
         """The node half; with something in `memory` it goes on where it was."""
         return SealedNode(context, me, contribution, randomness, memory or ProcessMemory())
 
-    def coordinator(self, context: RoundContext) -> CoordinatorHalf:
+    def coordinator(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> CoordinatorHalf:
         """The coordinator half."""
-        return SealedCoordinator(context)
+        return SealedCoordinator(context, earlier)
 
     def largest_upload(self, context: RoundContext) -> int:
         """Elements, or a holder's replies."""

@@ -7,7 +7,7 @@ answers out; what protects a node is in the node's half.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from secure_fl.protect.base import (
 )
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.combining import require_row, row_total, servable
+from secure_fl.protect.memory import CombinationRows
 from secure_fl.protect.sealed_cohort import (
     SealedGroup,
     group_values,
@@ -63,8 +64,9 @@ _PIECE = 1 << 18  # elements read at a time
 class SealedCoordinator:
     """The coordinator in one attempt."""
 
-    def __init__(self, context: RoundContext) -> None:
+    def __init__(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> None:
         self._context = context
+        self._earlier = earlier
         self._terms = Terms.of(context)
         self._phase = "advertise"
         self._manifests: dict[str, Manifest] = {}
@@ -118,7 +120,8 @@ class SealedCoordinator:
 
     def _ask(self, phase: str, messages: Mapping[str, Message]) -> Ask:
         self._phase = phase
-        return Ask(phase=phase, messages=messages)
+        opens = {name: dict(row.row) for name, row in self._rows.items()} if phase == "open" else {}
+        return Ask(phase=phase, messages=messages, opens=opens)
 
     # --- advertise --------------------------------------------------------------------------------------------
 
@@ -249,7 +252,7 @@ class SealedCoordinator:
         """The largest matrix that the guard lets through; whoever is not in it keeps its own model."""
         self._replies.clear()
         large = {name: dict(row.row) for name, row in self._rows.items() if len(row.row) >= self._context.min_cohort}
-        passed = servable(large, nodes=self._uploads.names, colluders=self._context.colluders)
+        passed = servable(large, nodes=self._uploads.names, colluders=self._context.colluders, earlier=self._earlier)
         self._rows = {name: self._rows[name] for name in sorted(passed)}
         if not self._rows:
             return self._sent()

@@ -26,7 +26,7 @@ class SealedMemories:
     """The memory as it is now; every change is on disk before the call returns."""
 
     def __init__(self, memory: Memory, me: Member, context: RoundContext, randomness: Randomness) -> None:
-        self._memory = memory
+        self.disk = memory
         self._randomness = randomness
         self._binding = context.binding
         # Ed25519 signatures are deterministic, and this one is never shown.
@@ -55,7 +55,7 @@ class SealedMemories:
     def _save(self) -> None:
         nonce = self._randomness.bytes(_NONCE_BYTES)
         plain = self.now.SerializeToString()
-        self._memory.save(nonce + self._cipher.encrypt(nonce, plain, self._binding))
+        self.disk.save(nonce + self._cipher.encrypt(nonce, plain, self._binding))
 
     def _read(self, stored: bytes) -> SealedMemory:
         try:

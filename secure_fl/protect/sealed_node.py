@@ -356,7 +356,7 @@ class SealedNode:
 
     def _open_rows(self, said: SealedOpening, uploads: Uploads) -> Message:
         rows = Rows(self._context, self._cohort, uploads, said.rows)
-        check_rows(rows.of, nodes=uploads.names, colluders=self._context.colluders)
+        check_rows(rows.of, nodes=uploads.names, colluders=self._context.colluders, earlier=self._memory.disk.earlier())
         shares = self._key_shares(uploads, said.envelopes)
         plain = {}
         for recipient, row in rows.of.items():
@@ -367,6 +367,7 @@ class SealedNode:
             ]
             plain[recipient] = b"".join(total.tobytes() for total in totals)
         self._memory.decide("open", _asked(rows.digest, said.envelopes))
+        self._memory.disk.opened(rows.of)
         return say_bulky(self._replies(plain, purpose=b"open" + rows.digest))
 
     def _key_shares(self, uploads: Uploads, envelopes: Sequence[SealedEnvelope]) -> dict[tuple[str, int], Elements]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,7 +40,7 @@ from secure_fl.protect.base import (
 )
 from secure_fl.protect.cohort import holders, require_cohort
 from secure_fl.protect.fixed_point import FixedPoint
-from secure_fl.protect.memory import Memory
+from secure_fl.protect.memory import CombinationRows, Memory
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import KeyStream, Randomness
 
@@ -74,7 +74,7 @@ class OneTimePad:
         """The node half; it draws its keys here, in the order of the layout."""
         return _PadNode(context, me.name, contribution, randomness)
 
-    def coordinator(self, context: RoundContext) -> CoordinatorHalf:
+    def coordinator(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> CoordinatorHalf:
         """The coordinator half."""
         return _PadCoordinator(context)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from coordinator.machine import RoundMachine
 from secure_fl.errors import SecureFLError
 from secure_fl.identity.member import Member
 from secure_fl.protect.base import Contribution, Message, RequestKind, RoundContext
-from secure_fl.protect.memory import ProcessMemory
+from secure_fl.protect.memory import CombinationRows, ProcessMemory
 from secure_fl.protect.sealed import Sealed
 from secure_fl.protect.sealed_node import SealedNode
 from secure_fl.protect.sealed_statements import Uploads, sign_row
@@ -72,7 +72,10 @@ def values(about: RoundContext, deep: frozenset[str] | None = None) -> dict[str,
 
 
 class Table:
-    """A round up to a phase."""
+    """A round up to a phase.
+
+    `earlier` is what nodes saw opened before; a `forgetful` coordinator acts as if nothing had been.
+    """
 
     def __init__(
         self,
@@ -81,12 +84,14 @@ class Table:
         *,
         deep: frozenset[str] | None = None,
         seed: int = 7,
+        earlier: Sequence[CombinationRows] = (),
+        forgetful: bool = False,
     ) -> None:
         self.about = about
         self.values = dict(contributions or values(about, deep))
-        self.memories = {name: ProcessMemory() for name in about.invited}
+        self.memories = {name: ProcessMemory(earlier) for name in about.invited}
         self.nodes = {name: self.half(name, UnsafeSeededRandomness(seed, name)) for name in about.invited}
-        self.machine = RoundMachine(SEALED, about)
+        self.machine = RoundMachine(SEALED, about, () if forgetful else earlier)
         self.machine.begin()
         self.answers: dict[tuple[str, str], Message] = {}
         self.phases = SEALED.phases(about.kind)
