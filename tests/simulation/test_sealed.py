@@ -238,29 +238,31 @@ def test_distances_count_until_sites_are_compared_again(
     }
 
     async def scenario() -> None:
-        fed = Federation(tmp_path / kind, settings, nodes=6)
-        late = fed.names[-1]
+        fed = Federation(tmp_path / kind, settings, nodes=8)
+        early, late = fed.names[:-2], fed.names[-2:]  # one newcomer alone would stand out, and stay out
         folders = {name: fed.workspace.node_folder(name) / "studies" / fed.study.id for name in fed.names}
-        for name in fed.names[:-1]:
+        for name in early:
             fed.start_node(name)
         study = asyncio.create_task(fed.coordinate())
         while not (folders[fed.names[0]] / "combination-1.safetensors").exists():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        fed.start_node(late)
+        for name in late:
+            fed.start_node(name)
         record = await study
         await fed.close()
         assert record is not None
         rows = {name: traces.read(folder / "rows.jsonl") for name, folder in folders.items()}
-        for name in fed.names[:-1]:
+        for name in early:
             first, second, third = (rows[name][number]["asked"] for number in (1, 2, 3))
             # Who came after the comparison is weighed by nobody; the others count as they did.
             assert first == second != third
-            assert late not in second
-            assert late in third
-        # And it asks for nobody, until it has been compared itself.
-        assert rows[late].get(2, {"asked": {}})["asked"] == {}
-        assert late in rows[late][3]["asked"]
-        assert record.combinations_opened == 5 + 5 + 6
-        assert len(compared) == 5 + 6
+            assert not set(late) & second.keys()
+            assert set(late) < third.keys()
+        for name in late:
+            # And they ask for nobody, until they have been compared themselves.
+            assert rows[name].get(2, {"asked": {}})["asked"] == {}
+            assert name in rows[name][3]["asked"]
+        assert record.combinations_opened == 6 + 6 + 8
+        assert len(compared) == 6 + 8
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
