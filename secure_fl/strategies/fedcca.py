@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
@@ -29,12 +29,16 @@ _MEDIANS = 10  # σ in median distances, where the study does not say
 
 
 class FedCCASettings(AttentionTraining):
-    """`criterion` is the factor before the mean in (6). Without `sigma`, σ is ten medians of what a site sees."""
+    """`criterion` is the factor before the mean in (6). Without `sigma`, σ is ten medians of what a site sees.
+
+    `predicts`: with θ_i as (7) left it, as algorithm 2 ends, or as the site trained it from there, as others measure.
+    """
 
     sigma: float | None = Field(None, gt=0)
     criterion: float = Field(0.5, gt=0)
     max_selected: int | None = Field(None, ge=1)  # N_max
     encoder_epochs: int | None = Field(None, ge=1, le=1000)  # φ's; without it as many as θ's
+    predicts: Literal["combined", "trained"] = "combined"
 
 
 class FedCCA(AttentionStrategy):
@@ -55,7 +59,7 @@ class FedCCA(AttentionStrategy):
 
     def fit(self, site: Site) -> Blocks:
         """(2) from the combination (7), then (3) from where φ was: the study's common start in the first round."""
-        site.load(self.inference(site))
+        site.load(self._combined(site))
         site.train()
         theta, change = site.blocks(), site.change(site.layout.names)
 
@@ -65,10 +69,16 @@ class FedCCA(AttentionStrategy):
         return change
 
     def inference(self, site: Site) -> Blocks:
+        """θ_i."""
+        return self._combined(site) if self.settings.predicts == "combined" else self._trained(site)
+
+    def _combined(self, site: Site) -> Blocks:
         """θ_i as it was combined here; where nothing was opened, as the site trained it."""
         opened = {name: site.received[name] + change for name, change in site.combination.items()}
-        own = {name: site.personal[name] for name in site.layout.names if name in site.personal}
-        return {**site.initial, **own, **opened}
+        return {**self._trained(site), **opened}
+
+    def _trained(self, site: Site) -> Blocks:
+        return {**site.initial, **{name: site.personal[name] for name in site.layout.names if name in site.personal}}
 
     def features(self, site: Site) -> Vector:
         """φ_fc: the head of φ, its last layer."""

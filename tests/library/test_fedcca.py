@@ -135,6 +135,7 @@ def test_theta_goes_on_from_what_was_opened_and_phi_from_where_it_was() -> None:
     for combination, begin in ((opened, {n: INITIAL[n] + opened[n] for n in INITIAL}), ({}, kept)):
         here = regression.site(strategy, received=INITIAL, personal=personal, combination=combination)
         assert LAYOUT.digest(strategy.inference(here)) == LAYOUT.digest(begin)
+        assert LAYOUT.digest(create(predicts="trained").inference(here)) == LAYOUT.digest(kept)
         strategy.fit(here)
         theta = Weights.of(begin).plus(Weights.of(begin).gradient(), -RATE)
         own = Weights.of(phi).plus(Weights.of(phi).gradient(), -RATE)
@@ -142,7 +143,9 @@ def test_theta_goes_on_from_what_was_opened_and_phi_from_where_it_was() -> None:
         assert here.personal["head: phi"] == pytest.approx([own.head], abs=1e-6)
 
 
-@pytest.mark.parametrize("setting", [{"sigma": 0.0}, {"criterion": 0.0}, {"max_selected": 0}, {"encoder_epochs": 0}])
+@pytest.mark.parametrize(
+    "setting", [{"sigma": 0.0}, {"criterion": 0.0}, {"max_selected": 0}, {"encoder_epochs": 0}, {"predicts": "both"}]
+)
 def test_settings_are_checked(setting: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=rf"^strategy\.{next(iter(setting))}: "):
         create(**setting)
