@@ -52,6 +52,7 @@ class PolicySection(Settings):
     delta: float | None = Field(None, gt=0, lt=1)
     model_bytes: int = Field(2**30, ge=1)  # the largest shared model this site fetches
     upload_parameters: int | None = Field(None, ge=1)  # the most of a model that leaves in one round
+    exceptions: tuple[str, ...] = ()  # from what is promised; `study show` names and explains those of a study
     metrics: Literal["none", "aggregate", "per-node"] = "aggregate"
     approve: Literal["ask", "listed"] = "ask"  # listed: only `approved` below counts, not `secure-fl node approve`
     approved: tuple[str, ...] = ()  # study hashes

@@ -104,6 +104,11 @@ class Strategy(ABC):
         """The request for a task's model, whose blocks are `layout`; `SettingsError` if the strategy cannot use it."""
         return self.request(layout, task.head(layout.names))
 
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """What a promise to sites does not hold for under these settings, by name: each site has to agree to each."""
+        return ()
+
     @abstractmethod
     def explain(self) -> tuple[str, ...]:
         """What leaves a site and what stays, in sentences for a site operator."""

@@ -12,12 +12,12 @@ the shared blocks, and the site compares its own features with them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from secure_fl.blocks import Blocks, Layout
+from secure_fl.blocks import Blocks, Layout, zeros
 from secure_fl.errors import SettingsError
 from secure_fl.strategies.base import Array, LocalTraining, Request, Strategy, Sum
 
@@ -40,23 +40,12 @@ class FedASASettings(LocalTraining):
     budget: int | None = Field(None, ge=1)  # parameters that may leave a site in a round; its own policy may say less
     entropy: float = Field(0.1, ge=0)
     literal_loss: bool = False  # (12) as printed
-    membership: str = "declared"
+    membership: Literal["declared", "hidden"] = "declared"
     # The auxiliary model: ℓ, how it trains, and how many of its inputs are shipped.
     auxiliary_cells: int = Field(2, ge=0)
     auxiliary_epochs: int = Field(20, ge=0, le=1000)
     auxiliary_rate: float = Field(1e-3, gt=0)
     auxiliary_samples: int = Field(20, ge=1)
-
-    @field_validator("membership")
-    @classmethod
-    def _declared(cls, membership: str) -> str:
-        if membership != "declared":
-            # A site that fills a cell with zeros counts towards the cell's minimum cohort and hides nobody in it.
-            raise ValueError(
-                "only 'declared' is possible: hidden behind zeros, a cell that one site shares would be opened as"
-                " that site's own change"
-            )
-        return membership
 
 
 class FedASA(Strategy):
@@ -91,12 +80,33 @@ class FedASA(Strategy):
 
         if task.kind != "classification" or type(task).auxiliary is Task.auxiliary:
             raise SettingsError("strategy 'fedasa' needs a classification task that has auxiliary data")
-        return self.request(layout.select(cells), ())
+        shared = layout.select(cells)
+        if self._hides and self.settings.budget is not None and shared.size > self.settings.budget:
+            raise SettingsError(
+                f"with hidden membership every site sends all {shared.size} parameters, more than strategy.budget"
+            )
+        return self.request(shared, ())
+
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """Zeros count towards a cell's minimum cohort and hide nobody in it."""
+        return ("hidden-membership",) if self._hides else ()
+
+    @property
+    def _hides(self) -> bool:
+        return self.settings.membership == "hidden"
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""
+        which = "which ones is visible."
+        if self._hides:
+            which = (
+                "the site sends zeros for the others, so that nobody sees which. EXCEPTION: whoever sends zeros counts "
+                "as a contributor. A block that only one site chose is opened as that site's own change, without its "
+                "name. A site has to agree: [policy] exceptions."
+            )
         return (
-            "Leaves: the change of the first blocks of the model, as many as the site chooses; which ones is visible.",
+            f"Leaves: the change of the first blocks of the model, as many as the site chooses; {which}",
             "Stays: the data and the rest of the model. The coordinator ships auxiliary inputs and what a model of its "
             "own makes of them; each site compares its model with that by itself and shows no feature to anybody.",
         )
@@ -117,7 +127,7 @@ class FedASA(Strategy):
             _DEPTH: np.array([depth], np.float32),
             _ROUNDS: np.array([rounds + 1], np.float32),
         }
-        return site.change(shared)
+        return {**(zeros(site.layout.select(_cells(site))) if self._hides else {}), **site.change(shared)}
 
     def inference(self, site: Site) -> Blocks:
         """θ_k sampled from the shared blocks, as deep as the site goes, and its own φ_k."""
@@ -138,7 +148,7 @@ class FedASA(Strategy):
         found = distances(targets, outputs(site.task, site.model, cells, inputs))
         site.note("distance", {str(cell): distance for cell, distance in enumerate(found)})
         budgets = [budget for budget in (self.settings.budget, site.budget) if budget is not None]
-        sizes = [site.layout.select(cells[: m + 1]).size for m in range(len(cells))]
+        sizes = [site.layout.select(cells if self._hides else cells[: m + 1]).size for m in range(len(cells))]
         allowed = sorted(set(self.settings.depths)) or range(len(cells))
         affordable = [m for m in allowed if all(sizes[m] <= budget for budget in budgets)] or [min(allowed)]
         return min(affordable, key=lambda m: (found[m], m))

@@ -238,6 +238,10 @@ def test_only_as_many_cells_leave_as_were_chosen_and_the_rest_is_kept() -> None:
         change = strategy.fit(here)
         shared = CELLS[: depth + 1]
         assert tuple(change) == shared
+        # Hidden, the others leave as zeros, and nothing else is different.
+        everything = create(depths=[depth], membership="hidden").fit(site(strategy))
+        assert tuple(everything) == CELLS
+        assert all(np.array_equal(everything[name], change.get(name, 0 * everything[name])) for name in CELLS)
         assert set(here.personal) == {*LAYOUT.names, "depth", "rounds taken"} - {*shared}
         # The next round samples what is shared from the common blocks, and nothing else.
         other = {name: vector + np.float32(0.5) for name, vector in here.received.items()}
@@ -331,9 +335,18 @@ def test_a_task_without_cells_or_auxiliary_data_is_refused(task: Task, settings:
         create(**settings).request_for(task, layout)
 
 
-def test_membership_is_not_hidden_behind_zeros() -> None:
-    with pytest.raises(SettingsError, match=r"strategy\.membership: .*one site shares"):
-        create(membership="hidden")
+def test_hidden_membership_costs_what_all_cells_cost() -> None:
+    """An exception that sites have to agree to, and no way to save bytes."""
+    hidden = create(membership="hidden", budget=LAYOUT.select(CELLS).size)
+    assert hidden.request_for(TOWER, LAYOUT) == Sum(blocks=CELLS)
+    assert hidden.exceptions == ("hidden-membership",)
+    assert "EXCEPTION" in hidden.explain()[0]
+    assert create().exceptions == ()
+    assert "EXCEPTION" not in create().explain()[0]
+    with pytest.raises(SettingsError, match=r"more than strategy\.budget"):
+        create(membership="hidden", budget=LAYOUT.select(CELLS).size - 1).request_for(TOWER, LAYOUT)
+    with pytest.raises(SettingsError, match=r"^strategy\.membership"):
+        create(membership="secret")
 
 
 def test_the_papers_network_has_the_papers_numbers() -> None:

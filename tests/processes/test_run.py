@@ -15,11 +15,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from node.config import NodeFile
+from node.policy import Policy
 from secure_fl import traces
 from secure_fl.bench import features
 from secure_fl.cli import app
+from secure_fl.errors import RefusedError
 from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
 from secure_fl.privacy.ledger import read_ledger
+from secure_fl.study import Study
 from tests.processes.test_kill import alive, children_of
 from tests.support.processes import ROOT
 
@@ -196,6 +200,29 @@ def test_sites_share_as_deep_as_they_choose_and_protections_change_nothing(tmp_p
     assert np.isfinite(points.places).all()
     assert 0 < points.explained <= 1
     assert features.depths(tmp_path / "masked").keys() == {node["name"] for node in nodes}
+
+
+def test_hidden_membership_looks_the_same_at_every_depth_and_needs_the_sites_word(tmp_path: Path) -> None:
+    arguments = (
+        "--task", "bearings", "--strategy", "fedasa", "--protection", "masked", "--engine", "threads",
+        "--nodes", "4", "--rounds", "2", "--set", "simulation.partition=natural", "--set", "task.network=cells",
+        "--set", "task.windows=2", "--set", "strategy.epochs=1", "--set", "strategy.learning_rate=0.001",
+        "--set", "strategy.auxiliary_epochs=1", "--set", "strategy.membership=hidden",
+    )  # fmt: skip
+    summary = summary_here(*arguments, "--out", str(tmp_path / "agreed"))
+    nodes = summary["nodes"]
+    assert isinstance(nodes, list)
+    depths = features.depths(tmp_path / "agreed")
+    assert set(depths.values()) - {4}  # somebody sent zeros
+    sent = [node["bytes_up"] for node in nodes]
+    assert max(sent) - min(sent) < 16  # of 327 kB, where a cell has 33 kB: reports of accuracy differ in length
+    file = NodeFile.read(tmp_path / "agreed" / "nodes" / "site-01" / "node.toml")
+    study = Study.read(tmp_path / "agreed" / "study.toml")
+    me = file.credential().certificate
+    Policy(file, me).check_terms(study)
+    silent = file.model_copy(update={"policy": file.policy.model_copy(update={"exceptions": ()})})
+    with pytest.raises(RefusedError, match="hidden-membership"):
+        Policy(silent, me).check_terms(study)
 
 
 def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:

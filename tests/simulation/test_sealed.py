@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator.store import Attempt
 from node.store import NodeStore, load_blocks
 from secure_fl import strategies, traces
 from secure_fl.blocks import Vector
+from secure_fl.errors import StorageError
 from secure_fl.protect.base import Integers, RequestKind
 from secure_fl.protect.sealed_field import uniform
 from secure_fl.protect.sealed_shares import combine
 from secure_fl.protect.sealed_terms import Terms
 from secure_fl.protect.sketch import sketch
-from tests.support.federation import Federation
+from tests.support.federation import Federation, Killed
 from tests.support.training import Faults
 
 SETTINGS: dict[str, Any] = {
@@ -217,6 +220,46 @@ def test_twelve_sites_get_the_combinations_that_none_gives_them(tmp_path: Path, 
         for block, vector in blocks.items():
             assert 0 < np.abs(found[name][block] - vector).max() <= bound
             assert np.abs(vector).max() > 1000 * bound
+
+
+@pytest.mark.parametrize("point", ["", "before:keep_opening", "after:keep_opening"])
+@pytest.mark.parametrize("kind", ["none", "sealed"])
+def test_what_was_opened_is_remembered_by_everybody_also_after_a_kill(tmp_path: Path, kind: str, point: str) -> None:
+    strategies.register("neighbours", "tests.simulation.test_rounds:Neighbours")
+    settings = {**COMBINE, "protection": {"kind": kind}, "rounds": {"deadline": 20, "phase_deadline": 20, "gather": 3}}
+
+    async def scenario() -> None:
+        fed = Federation(tmp_path / "run", settings, nodes=5)
+        for name in fed.names:
+            fed.start_node(name)
+        if point:
+            with pytest.raises(Killed):
+                await fed.coordinate(Faults(point))
+        record = await fed.coordinate()
+        assert record is not None
+        assert [entry.attempts for entry in record.rounds] == [1, 1, 1]
+        await fed.close()
+        later = Attempt(
+            study_id=fed.study.id, number=9, attempt=1, kind="train", invited=(), model_version=1, started=0.0
+        )
+        first, second = fed.open_store().openings(later)
+        assert first == second
+        assert tuple(first) == fed.names
+        assert all(sum(row.values()) == 64 and set(row) == set(fed.names) for row in first.values())
+        assert fed.open_store().openings(replace(later, number=2)) == (first,)
+        for name in fed.names:
+            memory = NodeStore(fed.workspace.node_folder(name)).study(fed.study.id).memory(3, 1)
+            # A holder has seen everything; without protection a site knows its own row only.
+            seen = first if kind == "sealed" else {name: first[name]}
+            assert memory.earlier() == [seen, seen]
+            assert memory.openings.stat().st_mode & 0o777 == 0o600
+            again = NodeStore(fed.workspace.node_folder(name)).study(fed.study.id).memory(2, 1)
+            assert again.earlier() == [seen]  # its own attempt is not history
+            memory.openings.write_bytes(b"{")
+            with pytest.raises(StorageError, match=r"openings\.json"):
+                memory.earlier()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 @pytest.mark.parametrize("kind", ["none", "sealed"])

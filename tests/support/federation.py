@@ -135,7 +135,9 @@ def _faulty(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in ("begin_attempt", "add_answer", "close_phase", "commit_round", "end_study", "add_model"):
+for _name in (
+    "begin_attempt", "add_answer", "close_phase", "keep_opening", "commit_round", "end_study", "add_model",
+):  # fmt: skip
     setattr(FaultyStore, _name, _faulty(_name))
 
 
