@@ -17,13 +17,11 @@ one digit, and nothing is ever spanned exactly while values drift. Without drift
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from secure_fl.protect.exact_algebra import Matrix
 from secure_fl.protect.guard_rows import Coalition, Rows, coalitions
 
 SLACK = 1e-9  # a leverage that is τ but for rounding passes
@@ -38,31 +36,34 @@ def largest_history_leverage(rows: Rows, members: int, drift: float) -> tuple[fl
     worst: tuple[float, int, Coalition] = (-1.0, 0, ())
     for coalition in coalitions(rows, members):
         seen, honest, flushes = rows.seen_by(coalition)
-        shares = _explained(list(_bases(seen, flushes)), len(honest), drift**2)
+        bases = [_orthonormal(seen[flushes == flush].astype(np.float64)) for flush in np.unique(flushes)]
+        shares = _explained([basis for basis in bases if len(basis)], len(honest), drift**2)
         at = int(shares.argmax())
         if shares[at] > worst[0]:
             worst = float(shares[at]), int(honest[at]), coalition
     return worst
 
 
-def _bases(seen: Matrix, flushes: Matrix) -> Iterator[Floats]:
-    """An orthonormal basis of what each flush showed."""
-    for flush in np.unique(flushes):
-        _, sizes, basis = np.linalg.svd(seen[flushes == flush].astype(np.float64), full_matrices=False)
-        yield basis[sizes > _DEPENDENT * sizes.max(initial=0.0)]
+def _orthonormal(rows: Floats) -> Floats:
+    """A basis of what the rows span."""
+    if len(rows) == 1:
+        size = float(np.linalg.norm(rows))
+        return rows / size if size else rows[:0]
+    _, sizes, spanned = np.linalg.svd(rows, full_matrices=False)
+    basis: Floats = spanned[sizes > _DEPENDENT * sizes.max(initial=0.0)]
+    return basis
 
 
 def _explained(bases: list[Floats], nodes: int, square: float) -> Floats:
     """For every node the largest share that is explained of its value in any flush; `square` is δ²."""
-    information = np.eye(nodes)
-    for basis in bases:
-        information += basis.T @ basis / square
-    remains = np.linalg.inv(information) + square * np.eye(nodes)  # A + δ²·I
-    # Of a flush in which the coalition saw nothing, U is A + δ²·I: one that showed something is known no worse.
-    least = remains.diagonal().copy()
-    for basis in bases:
-        part = basis @ remains
-        # diag((I − P)·M·(I − P)) = diag(M) − 2·diag(P·M) + diag(P·M·P)
-        unknown = remains.diagonal() - 2 * (basis * part).sum(0) + (basis * (part @ basis.T @ basis)).sum(0)
-        least = np.minimum(least, unknown)
-    return 1 - least / (1 + square)
+    if not bases:
+        return np.zeros(nodes)
+    basis = np.concatenate(bases)
+    flush = np.repeat(np.arange(len(bases)), [len(each) for each in bases])
+    remains = np.linalg.inv(np.eye(nodes) + basis.T @ basis / square) + square * np.eye(nodes)  # M = A + δ²·I
+    part = basis @ remains
+    # diag((I − P)·M·(I − P)) = diag(M) + Σ over the rows b of the flush of b∘(b·M·P − 2·b·M)
+    within = (part @ basis.T) * (flush[:, None] == flush)
+    terms = np.add.reduceat(basis * (within @ basis - 2 * part), np.searchsorted(flush, np.arange(len(bases))))
+    unknown: Floats = remains.diagonal() + terms.min(axis=0)
+    return 1 - unknown / (1 + square)

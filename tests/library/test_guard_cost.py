@@ -36,6 +36,10 @@ CASES: dict[str, tuple[float, Callable[[], object]]] = {
         2.0,
         lambda: check_release(attention(100), colluders=1, public_rows=[[1] * 100], modulus=Q, sigma=64),
     ),
+    "the same after 200 rounds": (
+        4.0,
+        lambda: check_release(attention(100), colluders=1, history=[attention(100)] * 200, modulus=Q, sigma=64),
+    ),
     "10 nested sums over 256 sites": (
         0.5,
         lambda: check_release(nested(10, 256), colluders=1, opened_at="coordinator", modulus=Q),
