@@ -98,18 +98,16 @@ def servable(
 def steady(
     row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, earlier: Sequence[CombinationRows]
 ) -> Mapping[str, int]:
-    """What a recipient asks for after what was opened at it before: `row`, or else its last row again, or nothing.
+    """What a recipient asks for after what was opened at it before: `row`, or else an earlier row again, or nothing.
 
     Rows that change from round to round say more and more about values that hardly do. Holders refuse what says too
-    much; asked for again, a row says nothing new.
+    much; asked for again, a row says nothing new. Of the earlier rows, the last one whose nodes are all here.
     """
     mine = [{me: past[me]} for past in earlier if past.get(me)]
     if not row or not mine or not _too_much(row, me, uploaded, colluders, mine):
         return row
-    last = mine[-1][me]
-    if last.keys() <= set(uploaded) and not _too_much(last, me, uploaded, colluders, mine):
-        return last
-    return {}
+    here = (past[me] for past in reversed(mine) if past[me].keys() <= set(uploaded))
+    return next((past for past in here if not _too_much(past, me, uploaded, colluders, mine)), {})
 
 
 def _too_much(

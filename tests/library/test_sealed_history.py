@@ -137,10 +137,11 @@ def test_a_recipient_asks_for_its_last_row_again_rather_than_for_one_that_is_ref
     assert changes[-1] == PASS - 1  # it settled
 
 
-def test_it_asks_for_nothing_where_a_peer_of_its_last_row_is_missing() -> None:
+def test_where_a_peer_of_its_last_row_is_missing_it_asks_for_the_one_before_or_for_nothing() -> None:
     earlier = [{"n0": row} for row in ROWS[:2]]
-    last = next(iter(ROWS[1].keys() - {"n0"}))
-    assert wanted(ROWS[6], [*earlier, {"n0": ROWS[1]}], [name for name in NAMES if name != last]) == {}
+    assert wanted(ROWS[6], earlier) == ROWS[1]
+    assert wanted(ROWS[6], earlier, [name for name in NAMES if name != "n4"]) == ROWS[0]
+    assert wanted(ROWS[6], earlier, [name for name in NAMES if name != "n1"]) == {}
 
 
 def test_a_row_that_is_refused_for_what_it_is_goes_to_the_coordinator_as_it_is() -> None:
