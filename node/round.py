@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from secure_fl.identity.member import Member
 from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.base import Contribution, Message, NodeHalf, Protection, RequestKind, RoundContext
-from secure_fl.protect.combining import row_total, steady, whole_weights
+from secure_fl.protect.combining import opens_alone, row_total, steady, whole_weights
 from secure_fl.protect.memory import Memory
 from secure_fl.protect.sketch import sketch
 from secure_fl.protect.weights import WEIGHT_UNITS, quantise_weight
@@ -270,14 +270,16 @@ class Round:
             known = self._store.distances()
             squared_distances = {name: known[name] for name in squared_distances if name in known}
         wanted = self._strategy.attend(self._site.me.name, squared_distances)
-        row = steady(
-            whole_weights(wanted, row_total(len(context.invited))),
-            me=self._site.me.name,
-            uploaded=squared_distances,
-            colluders=context.colluders,
-            earlier=self._memory().earlier(),
-        )
+        row = self._steady(context, squared_distances, whole_weights(wanted, row_total(len(context.invited))))
         traces.note(self._store.rows, self._first.round, {"asked": row})
+        return row
+
+    def _steady(self, context: RoundContext, uploaded: Collection[str], row: Mapping[str, int]) -> Mapping[str, int]:
+        """A row that holders will open after those this site asked for before. It is written down before it is said."""
+        me, asked = self._site.me.name, self._store.asked()
+        row = steady(row, me=me, uploaded=uploaded, colluders=context.colluders, asked=asked)
+        if row not in asked and opens_alone(row, me=me, uploaded=uploaded, colluders=context.colluders):
+            self._store.keep_asked([*asked, row])
         return row
 
     async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:

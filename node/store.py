@@ -6,11 +6,13 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -22,6 +24,8 @@ from secure_fl.rpc import federation_pb2 as pb
 
 _ROUND = re.compile(r"(personal|combination)-(\d+)\.safetensors")
 _SPENT = "spent"  # in place of a digest: no cohort has this one
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +90,16 @@ class StudyStore:
 
     def distances(self) -> dict[str, float]:
         """What was kept last; nothing if this node has been compared with nobody."""
-        path = self.folder / "distances.json"
-        try:
-            return {str(name): float(value) for name, value in json.loads(path.read_bytes()).items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
+        kept = read_json(self.folder / "distances.json", Distances)
+        return {} if kept is None else kept
+
+    def keep_asked(self, rows: Sequence[Mapping[str, int]]) -> None:
+        """The different rows that this site has asked for, in their order: for as long as the study lasts."""
+        write_atomically(self.folder / "asked.json", json.dumps([dict(row) for row in rows]).encode(), mode=0o600)
+
+    def asked(self) -> list[dict[str, int]]:
+        """What was kept last."""
+        return read_json(self.folder / "asked.json", Asked) or []
 
     def advance(self, number: int, attempt: int, cohort: bytes) -> None:
         """Note that an attempt begins. Raises `RefusedError` for one that is past or spent, or has other sites now.
@@ -205,19 +212,23 @@ class AttemptMemory:
         plain = {recipient: dict(row) for recipient, row in rows.items()}
         write_atomically(self.openings, json.dumps([*kept, (self.attempt, plain)]).encode(), mode=0o600)
 
-    def _openings(self) -> list[tuple[tuple[int, int], CombinationRows]]:
-        try:
-            return [
-                (
-                    (int(number), int(attempt)),
-                    {str(at): {str(name): int(w) for name, w in row.items()} for at, row in rows.items()},
-                )
-                for (number, attempt), rows in json.loads(self.openings.read_bytes())
-            ]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise StorageError(f"{self.openings}: cannot be read ({type(error).__name__})") from error
+    def _openings(self) -> list[tuple[tuple[int, int], dict[str, dict[str, int]]]]:
+        return read_json(self.openings, Openings) or []
+
+
+Distances = TypeAdapter(dict[str, float])
+Asked = TypeAdapter(list[dict[str, int]])
+Openings = TypeAdapter(list[tuple[tuple[int, int], dict[str, dict[str, int]]]])
+
+
+def read_json(path: Path, kind: TypeAdapter[T]) -> T | None:
+    """What is in a file, as what it is said to be; None where there is none. Raises `StorageError`."""
+    try:
+        return kind.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
 
 
 def read_cursor(path: Path) -> tuple[int, int, str]:

@@ -80,8 +80,12 @@ def check_rows(
 def servable(
     rows: CombinationRows, *, nodes: Sequence[str], colluders: int, earlier: Sequence[CombinationRows] = ()
 ) -> dict[str, Mapping[str, int]]:
-    """The rows that may be opened together: while the guard refuses, the last of those it complains of goes."""
+    """The rows that may be opened together: while the guard refuses, one of those it complains of goes.
+
+    Whoever asks for a row that was never opened goes first, so that one site's change of mind costs no other its row.
+    """
     left = {recipient: row for recipient, row in rows.items() if row}
+    new = {recipient for recipient, row in left.items() if all(past.get(recipient) != row for past in earlier)}
     while left:
         try:
             check_rows(left, nodes=nodes, colluders=colluders, earlier=earlier)
@@ -89,32 +93,51 @@ def servable(
             blamed = [name for name in map(str, refused.coalition) if name in left]
             if not blamed:
                 return {}  # What was opened before is too much by itself: nothing more is.
-            del left[max(blamed)]
+            del left[max(blamed, key=lambda name: (name in new, name))]
         else:
             break
     return left
 
 
 def steady(
-    row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, earlier: Sequence[CombinationRows]
+    row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, asked: Sequence[Mapping[str, int]]
 ) -> Mapping[str, int]:
-    """What a recipient asks for after what was opened at it before: `row`, or else an earlier row again, or nothing.
+    """What a recipient asks for after the rows it `asked` for before: `row`, or else an earlier one again, or nothing.
 
     Rows that change from round to round say more and more about values that hardly do. Holders refuse what says too
     much; asked for again, a row says nothing new. Of the earlier rows, the last one whose nodes are all here.
     """
-    mine = [{me: past[me]} for past in earlier if past.get(me)]
-    if not row or not mine or not _too_much(row, me, uploaded, colluders, mine):
+    if not row or not asked or _may_follow(row, me=me, uploaded=uploaded, colluders=colluders, asked=asked):
         return row
-    here = (past[me] for past in reversed(mine) if past[me].keys() <= set(uploaded))
-    return next((past for past in here if not _too_much(past, me, uploaded, colluders, mine)), {})
+    total = sum(row.values())
+    here = (rescaled(past, total) for past in reversed(asked) if past.keys() <= set(uploaded))
+    return next((past for past in here if past), {})
 
 
-def _too_much(
-    row: Mapping[str, int], me: str, uploaded: Collection[str], colluders: int, mine: Sequence[CombinationRows]
+def _may_follow(
+    row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, asked: Sequence[Mapping[str, int]]
 ) -> bool:
+    """Whether holders would open `row` at `me` after the rows it asked for before, as far as those are concerned."""
+    earlier = [{me: past} for past in asked]
     try:
-        check_rows({me: row}, nodes=sorted(uploaded), colluders=colluders, earlier=mine)
+        check_rows({me: row}, nodes=sorted(uploaded), colluders=colluders, earlier=earlier)
     except ReleaseRefusedError as refused:
-        return refused.rule == "history"
-    return False
+        return refused.rule != "history"
+    return True
+
+
+def opens_alone(row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int) -> bool:
+    """Whether holders would open `row` if nothing else had ever been opened."""
+    try:
+        check_rows({me: row}, nodes=sorted(uploaded), colluders=colluders)
+    except ReleaseRefusedError:
+        return False
+    return True
+
+
+def rescaled(row: Mapping[str, int], total: int) -> dict[str, int]:
+    """The same row with another total, as rounds among more or fewer nodes have; nothing where that is not exact."""
+    had = sum(row.values())
+    if any(weight * total % had for weight in row.values()):
+        return {}
+    return {name: weight * total // had for name, weight in row.items()}

@@ -9,7 +9,7 @@ W_H is what it sees of them. Nothing is opened if, for any coalition and any hon
               explains the share h_j of its variance;
     support   a row has too few contributors, leaves out its recipient, or one node has more than half its weight;
     kernel    what stays hidden of ring-LWE keys has an error below 3.2 (`kernel_lattice`);
-    history   h_j > τ, for a value of any flush, once the rows of earlier flushes are counted in.
+    history   h_j > τ, once the rows of earlier rounds are counted in as if values had not changed since.
 
 Only coalitions of exactly c nodes are looked at, because h_j never falls as C grows:
 h_j = max over u of (uᵀW_H)_j² / ‖uᵀW_H‖². One more member adds rows, hence more u to choose from, and takes a column
@@ -42,7 +42,6 @@ from secure_fl.protect.exact_algebra import (
     rank_over_field,
     rank_over_rationals,
 )
-from secure_fl.protect.guard_history import SLACK, largest_history_leverage
 from secure_fl.protect.guard_rows import (
     EVERYBODY,
     Coalition,
@@ -74,7 +73,7 @@ class ReleaseReport:
     support: int  # the fewest contributors of an opened row
     largest_share: Fraction  # the most of a row's weight that one node has
     kernel_margin: float | None  # the least σ/s_max is at least this; None without σ
-    history_leverage: float | None  # the largest of any flush; None without history
+    history_leverage: Fraction | None  # the largest h_j with the earlier rows; None without any
     coalitions: int  # how many were covered
 
 
@@ -87,7 +86,6 @@ def check_release(
     recipients: Sequence[Node] | None = None,
     public_rows: npt.ArrayLike | None = None,
     history: Sequence[npt.ArrayLike | Opening] | None = None,
-    drift: float | Fraction | str = 0.2,
     modulus: int | None = None,
     sigma: float | None = None,
     names: Sequence[str] | None = None,
@@ -99,13 +97,13 @@ def check_release(
     zeros is a recipient that is not served. `opened_at="coordinator"`: every row is a sum that the coordinator reads.
     `public_rows` are sums over the same uploads that everybody reads.
 
-    `history` are the earlier flushes of the epoch, oldest first or in any order; a bare matrix was opened as
-    `weights` is. A node's value in flush f is x + d_f, Var x = 1, Var d_f = drift², all independent.
+    `history` is what was opened of the same nodes' values before, in any order; a bare matrix was opened as `weights`
+    is. Values count as unchanged: between the rounds of a study they differ by a hundredth (docs/guard.md).
 
     `modulus` is the prime q of the field in which shares are combined; `sigma` is the error's width in `sealed`.
-    `tau` and `drift` are read as the decimals they are written as: 0.5 is 1/2, and h_j = τ passes.
+    `tau` is read as the decimal it is written as: 0.5 is 1/2, and h_j = τ passes.
     """
-    threshold, spread = decimal(tau, "tau"), decimal(drift, "drift")
+    threshold = decimal(tau, "tau")
     if not 0 < threshold <= 1:
         raise ProtectionError("tau must be above 0 and at most 1")
     if sigma is not None and not 0 < sigma < float("inf"):
@@ -119,6 +117,7 @@ def check_release(
         past if isinstance(past, Opening) else Opening(weights=past, opened_at=opened_at, recipients=recipients)
         for past in history or ()
     ]
+    present = stack([now], speaker, nodes)
     rows = stack([now, *earlier], speaker, nodes)
     if not 0 <= colluders < nodes:
         raise ProtectionError(f"{colluders} colluders among {nodes} nodes leave nobody to protect")
@@ -126,7 +125,6 @@ def check_release(
     members = colluders if rows.all_public else max(1, colluders)
     if members >= nodes:
         raise ProtectionError(f"a combination among {nodes} nodes leaves nobody to protect")
-    present = rows.current()
     support, share = _check_support(present, colluders, speaker)
 
     worst, node, coalition = _largest_leverage(present, members)
@@ -138,7 +136,10 @@ def check_release(
     margin = None if sigma is None else _check_kernels(present, members, sigma, modulus, speaker)
     remembered = None
     if earlier:
-        remembered = _check_history(rows, members, spread, threshold, speaker)
+        remembered, past_node, past_coalition = _largest_leverage(rows, members)
+        if remembered > threshold or remembered == 1:
+            why = f"with what was opened before its leverage is {about(remembered)}, the bound {about(threshold)}"
+            speaker.refuse("history", past_node, past_coalition, why)
     return ReleaseReport(
         leverage=worst,
         node=speaker.name(node),
@@ -238,7 +239,7 @@ def _largest_leverage(rows: Rows, members: int) -> _Worst:
     return _largest(
         (coalition, honest, *explained(seen @ seen.T, seen))
         for coalition in coalitions(rows, members)
-        for seen, honest, _ in [rows.seen_by(coalition)]
+        for seen, honest in [rows.seen_by(coalition)]
     )
 
 
@@ -304,7 +305,7 @@ def _check_field(rows: Rows, members: int, modulus: int, speaker: Speaker) -> No
                 speaker.refuse("span", int(honest[target]), together, why)
         return
     for coalition in combinations(range(rows.nodes), members):
-        seen, honest, _ = rows.seen_by(coalition)
+        seen, honest = rows.seen_by(coalition)
         for target, _ in isolated_over_field(seen, modulus, one_more_known=False):
             speaker.refuse("span", int(honest[target]), coalition, why)
 
@@ -316,7 +317,7 @@ def _check_kernels(rows: Rows, members: int, sigma: float, modulus: int | None, 
     """The least margin σ/s_max of any coalition. Refuses below 3.2."""
     least = float("inf")
     for coalition in coalitions(rows, members):
-        seen, honest, _ = rows.seen_by(coalition)
+        seen, honest = rows.seen_by(coalition)
         # The node that weighs most is the one whose key the opened errors pin best.
         heaviest = int(honest[int(seen.max(axis=0, initial=0).argmax())])
         if modulus is not None and rank_over_field(seen, modulus) < rank_over_rationals(seen):
@@ -329,19 +330,3 @@ def _check_kernels(rows: Rows, members: int, sigma: float, modulus: int | None, 
             speaker.refuse("kernel", heaviest, coalition, why)
         least = min(least, margin)
     return least
-
-
-# --- history ----------------------------------------------------------------------------------------------------
-
-
-def _check_history(rows: Rows, members: int, drift: Fraction, threshold: Fraction, speaker: Speaker) -> float:
-    """The largest leverage of a value of any flush. Refuses above τ."""
-    if drift:
-        worst, node, coalition = largest_history_leverage(rows, members, float(drift))
-    else:
-        exact, node, coalition = _largest_leverage(rows, members)
-        worst = float(exact)
-    if worst > float(threshold) + SLACK or worst > 1 - SLACK:
-        why = f"with the earlier flushes its leverage is {worst:.6g}, the bound {about(threshold)}"
-        speaker.refuse("history", node, coalition, why)
-    return worst

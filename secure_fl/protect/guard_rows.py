@@ -25,7 +25,7 @@ EVERYBODY = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What one earlier flush of the same epoch opened; see `check_release` for the fields."""
+    """What was opened at one time; see `check_release` for the fields."""
 
     weights: npt.ArrayLike
     opened_at: OpenedAt
@@ -35,29 +35,26 @@ class Opening:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows, whom each is opened to (a column, or everybody), and the flush each belongs to."""
+    """Rows, and whom each is opened to: a column, or everybody."""
 
     weights: Matrix
     owners: Matrix
-    flushes: Matrix
 
     @property
     def nodes(self) -> int:
+        """How many columns there are."""
         return int(self.weights.shape[1])
 
     @property
     def all_public(self) -> bool:
+        """Whether everybody reads every row."""
         return bool((self.owners == EVERYBODY).all())
 
-    def current(self) -> Rows:
-        now = self.flushes == 0
-        return Rows(self.weights[now], self.owners[now], self.flushes[now])
-
-    def seen_by(self, coalition: Coalition) -> tuple[Matrix, Matrix, Matrix]:
-        """The rows that a coalition sees, on the honest columns; those columns; the rows' flushes."""
+    def seen_by(self, coalition: Coalition) -> tuple[Matrix, Matrix]:
+        """The rows that a coalition sees, on the honest columns; those columns."""
         honest = np.delete(np.arange(self.nodes), coalition)
         seen = (self.owners == EVERYBODY) | np.isin(self.owners, coalition)
-        return self.weights[np.ix_(seen, honest)], honest, self.flushes[seen]
+        return self.weights[np.ix_(seen, honest)], honest
 
 
 # --- what was handed in -----------------------------------------------------------------------------------------
@@ -120,23 +117,19 @@ def _owners(opening: Opening, count: int, nodes: int, names: tuple[str, ...] | N
 
 
 def stack(openings: Sequence[Opening], speaker: Speaker, nodes: int) -> Rows:
-    """Everything opened, the current flush as number 0."""
-    parts: list[Rows] = []
-    for flush, opening in enumerate(openings):
+    """Everything opened, each row once."""
+    parts = []
+    for opening in openings:
         own = matrix(opening.weights, nodes)
         public = own[:0] if opening.public_rows is None else matrix(opening.public_rows, nodes)
         everybody = np.full(len(public), EVERYBODY, dtype=np.int64)
         owners = np.concatenate([_owners(opening, len(own), nodes, speaker.names), everybody])
-        parts.append(Rows(np.concatenate([own, public]), owners, np.full(len(owners), flush, dtype=np.int64)))
-    rows = Rows(
-        np.concatenate([part.weights for part in parts]),
-        np.concatenate([part.owners for part in parts]),
-        np.concatenate([part.flushes for part in parts]),
-    )
-    if (rows.weights < 0).any():
-        column = int(np.flatnonzero((rows.weights < 0).any(axis=0))[0])
+        parts.append(np.concatenate([owners[:, None], np.concatenate([own, public])], axis=1))
+    rows = parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts), axis=0)
+    if (rows[:, 1:] < 0).any():
+        column = int(np.flatnonzero((rows[:, 1:] < 0).any(axis=0))[0])
         speaker.refuse("support", column, (), "its weight is negative: a difference of rows in disguise")
-    return rows
+    return Rows(rows[:, 1:], rows[:, 0])
 
 
 # --- refusing ---------------------------------------------------------------------------------------------------

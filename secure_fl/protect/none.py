@@ -30,7 +30,7 @@ from secure_fl.protect.cohort import holders, require_cohort
 from secure_fl.protect.combining import require_row, row_total, servable
 from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.guard import releasable
-from secure_fl.protect.memory import CombinationRows, Memory, ProcessMemory
+from secure_fl.protect.memory import CombinationRows, Memory
 from secure_fl.protect.sketch import LIMIT, SIZE, in_units, squared_distance
 from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.randomness import Randomness
@@ -61,13 +61,13 @@ class UnsafeNone:
     def node(
         self,
         context: RoundContext,
-        me: Member,
+        me: Member,  # noqa: ARG002
         contribution: Contribution,
         randomness: Randomness,  # noqa: ARG002
-        memory: Memory | None = None,
+        memory: Memory | None = None,  # noqa: ARG002
     ) -> NodeHalf:
         """The node half."""
-        return _PlainNode(context, me.name, contribution, memory or ProcessMemory())
+        return _PlainNode(context, contribution)
 
     def coordinator(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> CoordinatorHalf:
         """The coordinator half."""
@@ -113,12 +113,9 @@ def _named(layout: Layout, blocks: Sequence[str]) -> Layout:
 
 
 class _PlainNode:
-    def __init__(self, context: RoundContext, me: str, contribution: Contribution, memory: Memory) -> None:
+    def __init__(self, context: RoundContext, contribution: Contribution) -> None:
         self._context = context
-        self._me = me
         self._contribution = contribution
-        self._memory = memory
-        self._row: Mapping[str, int] = {}
         self._opened: dict[str, BlockSum] = {}
 
     def answer(self, phase: str, message: Message) -> Message:
@@ -126,8 +123,8 @@ class _PlainNode:
             return self._upload()
         if phase == ROW and self._context.kind is RequestKind.COMBINE:
             squared = parse(PlainDistances, message.body).squared
-            self._row = self._contribution.attend({peer: in_units(steps) for peer, steps in squared.items()})
-            return Message(body=PlainRow(row=self._row).SerializeToString(deterministic=True))
+            row = self._contribution.attend({peer: in_units(steps) for peer, steps in squared.items()})
+            return Message(body=PlainRow(row=row).SerializeToString(deterministic=True))
         if phase == OPEN and self._context.kind is RequestKind.COMBINE:
             self._open(message)
             return Message()
@@ -155,7 +152,6 @@ class _PlainNode:
         layout = _named(self._context.layout, header.blocks)
         if len(message.bulk) != 8 * layout.size:
             raise ProtectionError("a combination of the wrong length arrived")
-        self._memory.opened({self._me: self._row})
         flat = np.frombuffer(message.bulk, "<i8")
         ends = np.cumsum([shape.size for shape in layout])
         for shape, end in zip(layout, ends, strict=True):

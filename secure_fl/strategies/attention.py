@@ -14,9 +14,14 @@ from secure_fl.strategies.base import Combine, LocalTraining, Request, Strategy
 
 
 class AttentionTraining(LocalTraining):
-    """`compare_every` = k: rounds 1, k + 1, 2k + 1, … open distances."""
+    """`compare_every` = k: rounds f, f + k, f + 2k, … open distances, where f is `combine_from`.
+
+    Before round f every site trains alone. Whom a site is combined with can hardly change later (docs/guard.md), so
+    it should know enough by then.
+    """
 
     compare_every: int = Field(1, ge=1)
+    combine_from: int = Field(1, ge=1)
 
 
 class AttentionStrategy(Strategy):
@@ -32,5 +37,6 @@ class AttentionStrategy(Strategy):
         return Combine(blocks=layout.names)
 
     def compares(self, number: int) -> bool:
-        """In every k-th round, beginning with the first."""
-        return (number - 1) % self.settings.compare_every == 0
+        """In every k-th round, beginning with the first that combines."""
+        since = number - self.settings.combine_from
+        return since >= 0 and since % self.settings.compare_every == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import pytest
 
 from secure_fl.errors import ReleaseRefusedError
 from secure_fl.protect.base import Contribution, RequestKind
-from secure_fl.protect.combining import check_rows, servable, steady
+from secure_fl.protect.combining import check_rows, rescaled, servable, steady
 from secure_fl.protect.memory import CombinationRows
 from tests.library.cohorts import context, contribution, layout
 from tests.library.sealed_table import Table
@@ -108,7 +109,7 @@ def test_nothing_is_opened_where_what_was_opened_is_too_much_by_itself() -> None
 
 def test_the_same_row_may_be_opened_in_every_round() -> None:
     report = check_rows({"n0": ROWS[0]}, nodes=NAMES, colluders=1, earlier=[{"n0": ROWS[0]}] * 200)
-    assert report.history_leverage == pytest.approx(1 / 3, abs=1e-9)
+    assert report.history_leverage == Fraction(1, 3)
 
 
 def test_sites_that_left_count_in_what_was_opened() -> None:
@@ -120,31 +121,55 @@ def test_sites_that_left_count_in_what_was_opened() -> None:
         check_rows({"n0": row}, nodes=NAMES[:-1], colluders=1, earlier=[{"n0": instead}])
 
 
-def wanted(row: Mapping[str, int], earlier: Sequence[CombinationRows], uploaded: Sequence[str] = NAMES) -> object:
-    return steady(row, me="n0", uploaded=uploaded, colluders=1, earlier=earlier)
+Row = Mapping[str, int]
+
+
+def wanted(row: Row, asked: Sequence[Row], uploaded: Sequence[str] = NAMES) -> Row:
+    return steady(row, me="n0", uploaded=uploaded, colluders=1, asked=asked)
 
 
 def test_a_recipient_asks_for_its_last_row_again_rather_than_for_one_that_is_refused() -> None:
     assert wanted(ROWS[0], []) == ROWS[0]
-    assert wanted({}, [{"n0": ROWS[0]}]) == {}
-    past: list[CombinationRows] = []
-    asked = []
+    assert wanted({}, ROWS[:1]) == {}
+    asked: list[Row] = []
     for row in ROWS:
-        asked.append(wanted(row, past))
-        past.append({"n0": asked[-1], "n1": {"n1": 64}})  # type: ignore[dict-item]
-    changes = [ROWS.index(row) for row in asked]  # type: ignore[arg-type]
-    assert changes == sorted(changes)
-    assert changes[-1] == PASS - 1  # it settled
+        asked.append(wanted(row, asked))
+    assert asked == ROWS[:PASS] + [ROWS[PASS - 1]] * (len(ROWS) - PASS)  # it settled
+
+
+def test_a_change_that_is_spread_over_many_peers_is_possible_once() -> None:
+    low, high = (dict(zip(NAMES, weights, strict=True)) for weights in ([8] * 8, [8, 7, 9, 7, 9, 7, 9, 8]))
+    assert wanted(high, [low]) == high
+    third = dict(zip(NAMES, [8, 9, 9, 7, 7, 8, 8, 8], strict=True))
+    assert wanted(third, [low, high]) == high
 
 
 def test_where_a_peer_of_its_last_row_is_missing_it_asks_for_the_one_before_or_for_nothing() -> None:
-    earlier = [{"n0": row} for row in ROWS[:2]]
-    assert wanted(ROWS[6], earlier) == ROWS[1]
-    assert wanted(ROWS[6], earlier, [name for name in NAMES if name != "n4"]) == ROWS[0]
-    assert wanted(ROWS[6], earlier, [name for name in NAMES if name != "n1"]) == {}
+    asked = ROWS[:2]
+    assert wanted(ROWS[6], asked) == ROWS[1]
+    assert wanted(ROWS[6], asked, [name for name in NAMES if name != "n4"]) == ROWS[0]
+    assert wanted(ROWS[6], asked, [name for name in NAMES if name != "n1"]) == {}
 
 
 def test_a_row_that_is_refused_for_what_it_is_goes_to_the_coordinator_as_it_is() -> None:
     """Too few peers are no matter of history: nothing is opened, and the site keeps its own model."""
     few = {"n0": 32, "n1": 32}
-    assert wanted(few, [{"n0": ROWS[0]}]) == few
+    assert wanted(few, ROWS[:1]) == few
+
+
+def test_a_row_is_the_same_row_in_a_round_with_another_total() -> None:
+    assert rescaled({"a": 30, "b": 34}, 128) == {"a": 60, "b": 68}
+    assert rescaled({"a": 60, "b": 68}, 64) == {"a": 30, "b": 34}
+    assert rescaled({"a": 61, "b": 67}, 64) == {}
+    larger = {name: 2 * weight for name, weight in ROWS[PASS].items()}
+    assert wanted(larger, ROWS[:PASS]) == {name: 2 * weight for name, weight in ROWS[PASS - 1].items()}
+
+
+def test_whoever_changes_its_mind_goes_first_where_two_may_collude() -> None:
+    names = tuple(f"n{index}" for index in range(10))
+    even = dict(zip(names, (7, 7, 7, 7, 6, 6, 6, 6, 6, 6), strict=True))
+    settled = {"n8": even, "n9": even}
+    assert servable(settled, nodes=names, colluders=2).keys() == settled.keys()
+    odd = {**even, "n2": 8, "n3": 6}
+    served = servable({**settled, "n0": odd}, nodes=names, colluders=2, earlier=[settled])
+    assert served == settled
