@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from secure_fl.errors import LateMessageError
 from secure_fl.protect.base import Ask, Bulk, Message, Opened, Protection, RoundContext
-from secure_fl.protect.memory import CombinationRows
+from secure_fl.protect.memory import CombinationRows, OpenedRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class _Collecting:
 class RoundMachine:
     """Who is asked what now, who has answered, who has gone."""
 
-    def __init__(self, protection: Protection, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> None:
+    def __init__(self, protection: Protection, context: RoundContext, earlier: Sequence[OpenedRow] = ()) -> None:
         self.context = context
         self.left: dict[str, str] = {}  # node → error code, over all phases
         self._half = protection.coordinator(context, earlier)
@@ -57,8 +57,11 @@ class RoundMachine:
 
     @property
     def missing(self) -> int:
-        """How many answers are worth waiting for beyond any deadline."""
-        return self._half.missing
+        """How many answers are worth waiting for beyond any deadline: none, where too few can come yet."""
+        now, need = self._now, self._half.missing
+        silent = now.asked.keys() - now.answered
+        may_come = sum(self.left.get(node, "NotConnected") == "NotConnected" for node in silent)
+        return need if need <= may_come else 0
 
     def readmit(self, node: str) -> bool:
         """Ask `node` again, which had vanished from this phase; whether there was anything to ask."""

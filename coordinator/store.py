@@ -26,7 +26,7 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from secure_fl.errors import SchemaError, StorageError
-from secure_fl.protect.memory import CombinationRows
+from secure_fl.protect.memory import CombinationRows, OpenedRow, new_rows
 from secure_fl.record import RoundRecord, round_from_json
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.wire import parse
@@ -276,12 +276,15 @@ class Store:
             tx.execute(openings.delete().where(*_where(openings, attempt)))
             tx.execute(openings.insert().values(**_key(attempt), rows=plain))
 
-    def openings(self, attempt: Attempt) -> tuple[CombinationRows, ...]:
-        """What the attempts of the study before this one opened, in their order."""
+    def openings(self, attempt: Attempt) -> tuple[OpenedRow, ...]:
+        """What the attempts of the study before this one opened, each row once."""
         before = sa.tuple_(openings.c.number, openings.c.attempt) < (attempt.number, attempt.attempt)
         query = sa.select(openings.c.rows).where(openings.c.study_id == attempt.study_id, before)
+        opened: list[OpenedRow] = []
         with self._transaction() as tx:
-            return tuple(tx.execute(query.order_by(openings.c.number, openings.c.attempt)).scalars())
+            for rows in tx.execute(query.order_by(openings.c.number, openings.c.attempt)).scalars():
+                opened += new_rows(rows, opened)
+        return tuple(opened)
 
     def abort_attempt(self, attempt: Attempt, reason: str) -> None:
         """An attempt came to nothing."""

@@ -19,7 +19,7 @@ from safetensors.numpy import load, save
 from secure_fl.blocks import DTYPE, Blocks, Vector
 from secure_fl.errors import MalformedMessageError, RefusedError, StorageError
 from secure_fl.files import publish, write_atomically
-from secure_fl.protect.memory import CombinationRows
+from secure_fl.protect.memory import CombinationRows, OpenedRow, new_rows
 from secure_fl.rpc import federation_pb2 as pb
 
 _ROUND = re.compile(r"(personal|combination)-(\d+)\.safetensors")
@@ -134,9 +134,7 @@ class StudyStore:
 
     def memory(self, number: int, attempt: int) -> AttemptMemory:
         """Where a protection keeps what it must not forget of an attempt."""
-        return AttemptMemory(
-            self.folder / f"memory-{number}-{attempt}.bin", self.folder / "openings.json", (number, attempt)
-        )
+        return AttemptMemory(self.folder / f"memory-{number}-{attempt}.bin", self.folder / "openings.json")
 
     def forget(self) -> None:
         """Erase what was remembered of attempts: they are over."""
@@ -187,7 +185,6 @@ class AttemptMemory:
 
     path: Path
     openings: Path
-    attempt: tuple[int, int]
 
     def load(self) -> bytes | None:
         """What was saved last; None if nothing was."""
@@ -202,23 +199,20 @@ class AttemptMemory:
         """Whole and durable when it returns."""
         write_atomically(self.path, content, mode=0o600)
 
-    def earlier(self) -> list[CombinationRows]:
-        """What other attempts opened, in their order."""
-        return [rows for attempt, rows in self._openings() if attempt != self.attempt]
+    def earlier(self) -> list[OpenedRow]:
+        """What was opened in the study, each row once."""
+        return [*(read_json(self.openings, Openings) or ())]
 
     def opened(self, rows: CombinationRows) -> None:
-        """Added to what was opened; the same attempt again replaces what it said."""
-        kept = [(attempt, opened) for attempt, opened in self._openings() if attempt != self.attempt]
-        plain = {recipient: dict(row) for recipient, row in rows.items()}
-        write_atomically(self.openings, json.dumps([*kept, (self.attempt, plain)]).encode(), mode=0o600)
-
-    def _openings(self) -> list[tuple[tuple[int, int], dict[str, dict[str, int]]]]:
-        return read_json(self.openings, Openings) or []
+        """Added to what was opened."""
+        earlier = self.earlier()
+        if new := new_rows(rows, earlier):
+            write_atomically(self.openings, json.dumps([*earlier, *new]).encode(), mode=0o600)
 
 
 Distances = TypeAdapter(dict[str, float])
 Asked = TypeAdapter(list[dict[str, int]])
-Openings = TypeAdapter(list[tuple[tuple[int, int], dict[str, dict[str, int]]]])
+Openings = TypeAdapter(list[tuple[str, dict[str, int]]])
 
 
 def read_json(path: Path, kind: TypeAdapter[T]) -> T | None:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from secure_fl.blocks import Layout
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
-from secure_fl.protect.memory import CombinationRows, Memory
+from secure_fl.protect.memory import CombinationRows, Memory, OpenedRow
 from secure_fl.randomness import Randomness
 
 Integers: TypeAlias = npt.NDArray[np.int32]
@@ -231,8 +231,8 @@ class Protection(Protocol):
         """The node half, once training is done, or again after a restart if there is something in `memory`."""
         ...
 
-    def coordinator(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> CoordinatorHalf:
-        """The coordinator half; `earlier` are the combinations that other attempts of the study opened."""
+    def coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow] = ()) -> CoordinatorHalf:
+        """The coordinator half; `earlier` is what other attempts of the study opened, each row once."""
         ...
 
     def largest_upload(self, context: RoundContext) -> int:

@@ -15,7 +15,7 @@ from secure_fl.errors import ProtectionError, ReleaseRefusedError
 from secure_fl.protect.exact_algebra import Matrix
 from secure_fl.protect.guard import ReleaseReport, check_release
 from secure_fl.protect.guard_rows import Opening
-from secure_fl.protect.memory import CombinationRows
+from secure_fl.protect.memory import CombinationRows, OpenedRow, new_rows
 from secure_fl.protect.sealed_field import MODULUS
 
 SIGMA = 64.0  # of `sealed`'s error in a combination; every protection applies the guard that this implies
@@ -56,21 +56,22 @@ def matrix(rows: CombinationRows, nodes: Sequence[str]) -> tuple[Matrix, list[st
 
 
 def check_rows(
-    rows: CombinationRows, *, nodes: Sequence[str], colluders: int, earlier: Sequence[CombinationRows] = ()
+    rows: CombinationRows, *, nodes: Sequence[str], colluders: int, earlier: Collection[OpenedRow] = ()
 ) -> ReleaseReport:
     """The guard over all rows that are to be opened together, after `earlier` ones; raises `ReleaseRefusedError`."""
-    gone = {name for past in earlier for name in (*past, *(peer for row in past.values() for peer in row))}
+    gone = {name for recipient, row in earlier for name in (recipient, *row)}
     names = (*nodes, *sorted(gone - set(nodes)))
     weights, recipients = matrix(rows, names)
-    history = []
-    for past in earlier:
-        opened, at = matrix(past, names)
-        history.append(Opening(weights=opened, opened_at="recipients", recipients=at))
+    past = Opening(
+        weights=np.array([[row.get(name, 0) for name in names] for _, row in earlier]).reshape(-1, len(names)),
+        opened_at="recipients",
+        recipients=[recipient for recipient, _ in earlier],
+    )
     return check_release(
         weights,
         colluders=colluders,
         recipients=recipients,
-        history=history,
+        history=[past] if earlier else [],
         modulus=MODULUS,
         sigma=SIGMA,
         names=names,
@@ -78,14 +79,14 @@ def check_rows(
 
 
 def servable(
-    rows: CombinationRows, *, nodes: Sequence[str], colluders: int, earlier: Sequence[CombinationRows] = ()
+    rows: CombinationRows, *, nodes: Sequence[str], colluders: int, earlier: Sequence[OpenedRow] = ()
 ) -> dict[str, Mapping[str, int]]:
     """The rows that may be opened together: while the guard refuses, one of those it complains of goes.
 
     Whoever asks for a row that was never opened goes first, so that one site's change of mind costs no other its row.
     """
     left = {recipient: row for recipient, row in rows.items() if row}
-    new = {recipient for recipient, row in left.items() if all(past.get(recipient) != row for past in earlier)}
+    new = {recipient for recipient, _ in new_rows(left, earlier)}
     while left:
         try:
             check_rows(left, nodes=nodes, colluders=colluders, earlier=earlier)
@@ -118,9 +119,8 @@ def _may_follow(
     row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, asked: Sequence[Mapping[str, int]]
 ) -> bool:
     """Whether holders would open `row` at `me` after the rows it asked for before, as far as those are concerned."""
-    earlier = [{me: past} for past in asked]
     try:
-        check_rows({me: row}, nodes=sorted(uploaded), colluders=colluders, earlier=earlier)
+        check_rows({me: row}, nodes=sorted(uploaded), colluders=colluders, earlier=[(me, past) for past in asked])
     except ReleaseRefusedError as refused:
         return refused.rule != "history"
     return True

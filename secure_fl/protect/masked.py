@@ -15,7 +15,7 @@ from secure_fl.protect.base import Contribution, CoordinatorHalf, NodeHalf, Requ
 from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.masked_coordinator import MaskedCoordinator, largest_upload
 from secure_fl.protect.masked_node import MaskedNode
-from secure_fl.protect.memory import CombinationRows, Memory
+from secure_fl.protect.memory import Memory, OpenedRow
 from secure_fl.protect.signed_cohort import require_few, threshold
 from secure_fl.randomness import Randomness
 
@@ -48,7 +48,7 @@ class Masked:
     def coordinator(
         self,
         context: RoundContext,
-        earlier: Sequence[CombinationRows] = (),  # noqa: ARG002
+        earlier: Sequence[OpenedRow] = (),  # noqa: ARG002
     ) -> CoordinatorHalf:
         """The coordinator half."""
         return MaskedCoordinator(context)

@@ -1,4 +1,4 @@
-"""What a node half may remember beyond the life of its process: of an attempt, and of what earlier ones opened."""
+"""What a node half may remember beyond the life of its process: of an attempt, and of what a study opened."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 CombinationRows: TypeAlias = Mapping[str, Mapping[str, int]]  # by recipient, whom it is combined with and how much
+OpenedRow: TypeAlias = tuple[str, Mapping[str, int]]  # one of them
 
 
 class Memory(Protocol):
@@ -19,22 +20,21 @@ class Memory(Protocol):
         """Durable when it returns."""
         ...
 
-    def earlier(self) -> Sequence[CombinationRows]:
-        """What other attempts of the study opened here, in their order."""
+    def earlier(self) -> Sequence[OpenedRow]:
+        """What this node has opened in the study, each row once."""
         ...
 
     def opened(self, rows: CombinationRows) -> None:
-        """This attempt opens these rows: for as long as the study lasts, and durable when it returns."""
+        """Add what it opens now: for as long as the study lasts, and durable when it returns."""
         ...
 
 
 class ProcessMemory:
     """Remembers as long as the process lives: for simulations and tests."""
 
-    def __init__(self, earlier: Sequence[CombinationRows] = ()) -> None:
+    def __init__(self, earlier: Sequence[OpenedRow] = ()) -> None:
         self._content: bytes | None = None
-        self._earlier = earlier
-        self.rows: CombinationRows = {}
+        self._earlier = list(earlier)
 
     def load(self) -> bytes | None:
         """What was saved last."""
@@ -44,10 +44,15 @@ class ProcessMemory:
         """Keep it."""
         self._content = content
 
-    def earlier(self) -> Sequence[CombinationRows]:
-        """What it was told."""
+    def earlier(self) -> Sequence[OpenedRow]:
+        """What it was told, and what was added."""
         return self._earlier
 
     def opened(self, rows: CombinationRows) -> None:
         """Keep them."""
-        self.rows = rows
+        self._earlier += new_rows(rows, self._earlier)
+
+
+def new_rows(rows: CombinationRows, earlier: Sequence[OpenedRow]) -> list[OpenedRow]:
+    """Those that were never opened before."""
+    return [(recipient, dict(row)) for recipient, row in rows.items() if (recipient, row) not in earlier]

@@ -30,7 +30,7 @@ from secure_fl.protect.cohort import holders, require_cohort
 from secure_fl.protect.combining import require_row, row_total, servable
 from secure_fl.protect.fixed_point import FixedPoint
 from secure_fl.protect.guard import releasable
-from secure_fl.protect.memory import CombinationRows, Memory
+from secure_fl.protect.memory import Memory, OpenedRow
 from secure_fl.protect.sketch import LIMIT, SIZE, in_units, squared_distance
 from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.randomness import Randomness
@@ -69,7 +69,7 @@ class UnsafeNone:
         """The node half."""
         return _PlainNode(context, contribution)
 
-    def coordinator(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> CoordinatorHalf:
+    def coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow] = ()) -> CoordinatorHalf:
         """The coordinator half."""
         return _PlainCombine(context, earlier) if context.kind is RequestKind.COMBINE else _PlainSum(context)
 
@@ -239,7 +239,7 @@ class _PlainSum(_Uploads):
 class _PlainCombine(_Uploads):
     """Keeps uploads where they rest and forms Σ_j w_ij·x_j for one recipient at a time."""
 
-    def __init__(self, context: RoundContext, earlier: Sequence[CombinationRows]) -> None:
+    def __init__(self, context: RoundContext, earlier: Sequence[OpenedRow]) -> None:
         super().__init__(context)
         self._earlier = earlier
         self._phase = UPLOAD

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from secure_fl.identity.member import Member
 from secure_fl.protect.base import Contribution, CoordinatorHalf, NodeHalf, RequestKind, RoundContext
-from secure_fl.protect.memory import CombinationRows, Memory, ProcessMemory
+from secure_fl.protect.memory import Memory, OpenedRow, ProcessMemory
 from secure_fl.protect.sealed_coordinator import SealedCoordinator, largest_upload
 from secure_fl.protect.sealed_node import SealedNode
 from secure_fl.protect.sealed_terms import Terms
@@ -46,7 +46,7 @@ class Sealed:
         """The node half; with something in `memory` it goes on where it was."""
         return SealedNode(context, me, contribution, randomness, memory or ProcessMemory())
 
-    def coordinator(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> CoordinatorHalf:
+    def coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow] = ()) -> CoordinatorHalf:
         """The coordinator half."""
         return SealedCoordinator(context, earlier)
 

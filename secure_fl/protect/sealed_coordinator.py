@@ -26,7 +26,7 @@ from secure_fl.protect.base import (
 )
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.combining import require_row, row_total, servable
-from secure_fl.protect.memory import CombinationRows
+from secure_fl.protect.memory import OpenedRow
 from secure_fl.protect.sealed_cohort import (
     SealedGroup,
     group_values,
@@ -38,7 +38,7 @@ from secure_fl.protect.sealed_envelopes import TAG_BYTES
 from secure_fl.protect.sealed_field import ELEMENT, Elements, add, read_elements, weighted_sum
 from secure_fl.protect.sealed_ring import Product
 from secure_fl.protect.sealed_shares import SEED_BYTES, VECTOR_BYTES, combine
-from secure_fl.protect.sealed_statements import Uploads, verify_commit, verify_row
+from secure_fl.protect.sealed_statements import Uploads, known_rows, verify_commit, verify_row
 from secure_fl.protect.sealed_terms import Terms
 from secure_fl.protect.signed_cohort import Group, SignedCohort, read_manifest
 from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
@@ -64,7 +64,7 @@ _PIECE = 1 << 18  # elements read at a time
 class SealedCoordinator:
     """The coordinator in one attempt."""
 
-    def __init__(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> None:
+    def __init__(self, context: RoundContext, earlier: Sequence[OpenedRow] = ()) -> None:
         self._context = context
         self._earlier = earlier
         self._terms = Terms.of(context)
@@ -131,6 +131,7 @@ class SealedCoordinator:
         keys = {peer.reply_key, peer.envelope_key}
         if peer.name != node or node in self._manifests or len(keys) < 2 or keys & self._keys:
             raise ProtectionError(f"{node} speaks for another node, twice, or with another's key")
+        known_rows(peer.opened, self._earlier)  # Holders will want to see them.
         self._manifests[node] = manifest
         self._keys |= keys
 
@@ -264,6 +265,7 @@ class SealedCoordinator:
         if self._context.kind is RequestKind.SUM:
             self._uploads = self._require_uploads()
             self._opened = self._cohort.releasable(self._cohort.groups, self._uploads.names)
+        earlier = [SealedRow(node=name, row=row) for name, row in known_rows(self._cohort.opened, self._earlier)]
         messages = {}
         for holder in self._cohort.names:
             envelopes = [
@@ -272,7 +274,10 @@ class SealedCoordinator:
             ]
             messages[holder] = say_bulky(
                 SealedOpening(
-                    commits=self._uploads.commits.values(), envelopes=envelopes, rows=list(self._rows.values())
+                    commits=self._uploads.commits.values(),
+                    envelopes=envelopes,
+                    rows=list(self._rows.values()),
+                    earlier=earlier,
                 )
             )
         self._envelopes.clear()

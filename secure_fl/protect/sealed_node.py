@@ -39,7 +39,7 @@ from secure_fl.protect.sealed_field import ELEMENT, Elements, read_elements, uni
 from secure_fl.protect.sealed_memory import SealedMemories
 from secure_fl.protect.sealed_ring import DEGREE, Product
 from secure_fl.protect.sealed_shares import VECTOR_BYTES, combine, expand_share, split
-from secure_fl.protect.sealed_statements import Rows, Uploads, sign_commit, sign_row
+from secure_fl.protect.sealed_statements import Rows, Uploads, known_rows, row_hash, sign_commit, sign_row
 from secure_fl.protect.sealed_terms import Terms
 from secure_fl.protect.signed_cohort import Group, SignedCohort, make_manifest
 from secure_fl.protect.sketch import in_units
@@ -90,8 +90,8 @@ class SealedNode:
             "open": self._open,
             "deliver": self._deliver,
         }
-        summing = context.kind is RequestKind.SUM
-        self._phases = ["advertise", "upload", "open"] if summing else list(self._acts)
+        self._combines = context.kind is RequestKind.COMBINE
+        self._phases = list(self._acts) if self._combines else ["advertise", "upload", "open"]
         self._met: SignedCohort | None = None
         if self._restored:
             self._met = self._read_roster(self._memory.now.roster)
@@ -122,6 +122,7 @@ class SealedNode:
             blocks=self._mine.blocks,
             keys={"envelope_key": self._envelope_key, "reply_key": self._reply_key},
             sketch=(dealt.hashes, dealt.proof) if dealt else (b"", b""),
+            opened=[row_hash(*row) for row in self._memory.disk.earlier()] if self._combines else [],
         )
         self._manifest = manifest
         return say(manifest)
@@ -356,7 +357,10 @@ class SealedNode:
 
     def _open_rows(self, said: SealedOpening, uploads: Uploads) -> Message:
         rows = Rows(self._context, self._cohort, uploads, said.rows)
-        check_rows(rows.of, nodes=uploads.names, colluders=self._context.colluders, earlier=self._memory.disk.earlier())
+        # Also what this node was not asked to open, but somebody here was.
+        shown = [(row.node, dict(row.row)) for row in said.earlier]
+        earlier = known_rows(self._cohort.opened, [*self._memory.disk.earlier(), *shown])
+        check_rows(rows.of, nodes=uploads.names, colluders=self._context.colluders, earlier=earlier)
         shares = self._key_shares(uploads, said.envelopes)
         plain = {}
         for recipient, row in rows.of.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from secure_fl.errors import ProtectionError
 from secure_fl.identity.member import Member
@@ -11,6 +11,7 @@ from secure_fl.identity.signing import transcript, verify
 from secure_fl.protect.base import RequestKind, RoundContext
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.combining import require_row, row_total
+from secure_fl.protect.memory import OpenedRow
 from secure_fl.protect.signed_cohort import SignedCohort
 from secure_fl.rpc.protect_sealed_pb2 import SealedCommit, SealedRow
 
@@ -80,6 +81,19 @@ def verify_row(cohort: SignedCohort, uploads: Uploads, row: SealedRow) -> None:
     """Raise `SignatureError` unless its recipient asked for this row, of these uploads."""
     fields = (cohort.rho, uploads.digest, row.node.encode(), _row_bytes(row.row))
     verify(cohort.public_key(row.node), row.signature, _ROW, *fields)
+
+
+def row_hash(recipient: str, row: Mapping[str, int]) -> bytes:
+    """What a manifest says of a row that was opened before."""
+    return hashlib.sha256(transcript("opened row", recipient.encode(), _row_bytes(row))).digest()
+
+
+def known_rows(hashes: Collection[bytes], candidates: Iterable[OpenedRow]) -> list[OpenedRow]:
+    """The rows behind `hashes`, among the candidates; `ProtectionError` unless every one is there."""
+    found = {row_hash(*candidate): candidate for candidate in candidates}
+    if not found.keys() >= set(hashes):
+        raise ProtectionError("a site has opened rows before that are not shown")
+    return [found[digest] for digest in sorted(hashes)]
 
 
 def _row_bytes(row: Mapping[str, int]) -> bytes:

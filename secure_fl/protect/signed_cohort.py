@@ -18,7 +18,7 @@ from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript, verify
 from secure_fl.limits import KEYED_NODES
-from secure_fl.protect.base import RoundContext
+from secure_fl.protect.base import RequestKind, RoundContext
 from secure_fl.protect.cohort import require_cohort
 from secure_fl.protect.guard import releasable
 from secure_fl.protect.masks import usable
@@ -27,6 +27,7 @@ from secure_fl.rpc.protect_cohort_pb2 import Manifest
 
 # The keys that a manifest has, by protocol. A key serves one purpose, and a manifest one protocol.
 _KEYS: dict[str, tuple[str, str]] = {"masked": ("mask_key", "envelope_key"), "sealed": ("reply_key", "envelope_key")}
+_MAX_OPENED = 4096  # different rows in one study
 _MAX_GROUPS = 64  # different cohorts in one round; each costs every node a share per peer
 
 
@@ -72,6 +73,7 @@ class Peer:
     reply_key: bytes
     sketch_hashes: bytes
     sketch_proof: bytes
+    opened: frozenset[bytes]
 
 
 def make_manifest(
@@ -82,6 +84,7 @@ def make_manifest(
     blocks: Iterable[str],
     keys: Mapping[str, X25519PrivateKey],
     sketch: tuple[bytes, bytes] = (b"", b""),
+    opened: Iterable[bytes] = (),
 ) -> Manifest:
     """A node's signed statement about itself in this attempt."""
     held = set(blocks)
@@ -92,6 +95,7 @@ def make_manifest(
         blocks=bits.to_bytes(_bitmap_bytes(context), "little"),
         sketch_hashes=sketch[0],
         sketch_proof=sketch[1],
+        opened=sorted(opened),
         **{name: key.public_key().public_bytes_raw() for name, key in keys.items()},
     )
     manifest.signature = me.key.sign(f"{protocol} manifest", *_signed(context, manifest))
@@ -124,6 +128,11 @@ def read_manifest(context: RoundContext, manifest: Manifest, *, protocol: str) -
     lengths = proof_lengths(len(context.invited), context.colluders) if context.attention else (0, 0)
     if (len(manifest.sketch_hashes), len(manifest.sketch_proof)) != lengths:
         raise ProtectionError(f"{name} does not stand by its sketch")
+    most = _MAX_OPENED if context.kind is RequestKind.COMBINE else 0
+    if list(manifest.opened) != sorted(set(manifest.opened)) or len(manifest.opened) > most:
+        raise ProtectionError(f"{name} remembers too much, or in no order")
+    if any(len(digest) != 32 for digest in manifest.opened):
+        raise ProtectionError(f"{name} remembers what is no digest")
     blocks = frozenset(block for position, block in enumerate(context.layout.names) if bits >> position & 1)
     return Peer(
         name=name,
@@ -132,6 +141,7 @@ def read_manifest(context: RoundContext, manifest: Manifest, *, protocol: str) -
         **keys,
         sketch_hashes=manifest.sketch_hashes,
         sketch_proof=manifest.sketch_proof,
+        opened=frozenset(manifest.opened),
     )
 
 
@@ -202,6 +212,11 @@ class SignedCohort:
         if len(nodes) < need:
             raise CohortTooSmallError(have=len(nodes), need=need, what=what)
 
+    @cached_property
+    def opened(self) -> frozenset[bytes]:
+        """Hashes of the rows that anybody here has opened in the study before."""
+        return frozenset[bytes]().union(*(peer.opened for peer in self.peers.values()))
+
     def public_key(self, name: str) -> bytes:
         """The enrolled key that a node signs with."""
         return self.peers[name].certificate.signing_public
@@ -233,4 +248,5 @@ def _signed(context: RoundContext, manifest: Manifest) -> tuple[bytes, ...]:
         manifest.reply_key,
         manifest.sketch_hashes,
         manifest.sketch_proof,
+        *([b"".join(manifest.opened)] if manifest.opened else []),
     )

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("node", "certificate", "blocks", "mask_key", "envelope_key", "signature", "reply_key", "sketch_hashes", "sketch_proof")
+    __slots__ = ("node", "certificate", "blocks", "mask_key", "envelope_key", "signature", "reply_key", "sketch_hashes", "sketch_proof", "opened")
     NODE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class Manifest(_message.Message):
     REPLY_KEY_FIELD_NUMBER: _ClassVar[int]
     SKETCH_HASHES_FIELD_NUMBER: _ClassVar[int]
     SKETCH_PROOF_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
     node: str
     certificate: bytes
     blocks: bytes
@@ -26,7 +27,8 @@ class Manifest(_message.Message):
     reply_key: bytes
     sketch_hashes: bytes
     sketch_proof: bytes
-    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., envelope_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., sketch_hashes: _Optional[bytes] = ..., sketch_proof: _Optional[bytes] = ...) -> None: ...
+    opened: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., envelope_key: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., sketch_hashes: _Optional[bytes] = ..., sketch_proof: _Optional[bytes] = ..., opened: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Roster(_message.Message):
     __slots__ = ("manifests",)

@@ -84,14 +84,16 @@ class SealedRow(_message.Message):
     def __init__(self, node: _Optional[str] = ..., row: _Optional[_Mapping[str, int]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SealedOpening(_message.Message):
-    __slots__ = ("commits", "envelopes", "rows")
+    __slots__ = ("commits", "envelopes", "rows", "earlier")
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     ENVELOPES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
     commits: _containers.RepeatedCompositeFieldContainer[SealedCommit]
     envelopes: _containers.RepeatedCompositeFieldContainer[SealedEnvelope]
     rows: _containers.RepeatedCompositeFieldContainer[SealedRow]
-    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., envelopes: _Optional[_Iterable[_Union[SealedEnvelope, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ...) -> None: ...
+    earlier: _containers.RepeatedCompositeFieldContainer[SealedRow]
+    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., envelopes: _Optional[_Iterable[_Union[SealedEnvelope, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ...) -> None: ...
 
 class SealedSums(_message.Message):
     __slots__ = ("shares",)

@@ -40,7 +40,7 @@ from secure_fl.protect.base import (
 )
 from secure_fl.protect.cohort import holders, require_cohort
 from secure_fl.protect.fixed_point import FixedPoint
-from secure_fl.protect.memory import CombinationRows, Memory
+from secure_fl.protect.memory import Memory, OpenedRow
 from secure_fl.protect.weights import WEIGHT_UNITS
 from secure_fl.randomness import KeyStream, Randomness
 
@@ -74,7 +74,7 @@ class OneTimePad:
         """The node half; it draws its keys here, in the order of the layout."""
         return _PadNode(context, me.name, contribution, randomness)
 
-    def coordinator(self, context: RoundContext, earlier: Sequence[CombinationRows] = ()) -> CoordinatorHalf:
+    def coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow] = ()) -> CoordinatorHalf:
         """The coordinator half."""
         return _PadCoordinator(context)
 

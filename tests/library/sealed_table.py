@@ -13,9 +13,10 @@ from google.protobuf.message import Message as ProtoMessage
 from coordinator.machine import RoundMachine
 from secure_fl.errors import SecureFLError
 from secure_fl.identity.member import Member
-from secure_fl.protect.base import Contribution, Message, RequestKind, RoundContext
-from secure_fl.protect.memory import CombinationRows, ProcessMemory
+from secure_fl.protect.base import Ask, Contribution, Message, Opened, RequestKind, RoundContext
+from secure_fl.protect.memory import OpenedRow, ProcessMemory
 from secure_fl.protect.sealed import Sealed
+from secure_fl.protect.sealed_coordinator import SealedCoordinator
 from secure_fl.protect.sealed_node import SealedNode
 from secure_fl.protect.sealed_statements import Uploads, sign_row
 from secure_fl.protect.signed_cohort import SignedCohort
@@ -27,7 +28,26 @@ from secure_fl.wire import parse
 from tests.library.cohorts import InMemory, context, contribution
 from tests.library.members import member
 
+
+class RecklessCoordinator(SealedCoordinator):
+    """Works with some of the sites and does not look at rows."""
+
+    def _ask_for_rows_to_open(self) -> Ask | Opened:
+        self._replies.clear()
+        self._rows = {name: self._rows[name] for name in sorted(self._rows) if self._rows[name].row}
+        return self._ask_for_openings()
+
+
+class Reckless(Sealed):
+    """The same protection with that coordinator."""
+
+    def coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow] = ()) -> RecklessCoordinator:
+        """It."""
+        return RecklessCoordinator(context, earlier)
+
+
 SEALED = Sealed()
+RECKLESS = Reckless()
 NAMES = ("n0", "n1", "n2", "n3", "n4", "n5")
 P = TypeVar("P", bound=ProtoMessage)
 
@@ -74,7 +94,8 @@ def values(about: RoundContext, deep: frozenset[str] | None = None) -> dict[str,
 class Table:
     """A round up to a phase.
 
-    `earlier` is what nodes saw opened before; a `forgetful` coordinator acts as if nothing had been.
+    `earlier` is what was opened before, and `memories` what each node saw of it, if not everything. A `reckless`
+    coordinator has every row opened that anybody asks for.
     """
 
     def __init__(
@@ -84,14 +105,15 @@ class Table:
         *,
         deep: frozenset[str] | None = None,
         seed: int = 7,
-        earlier: Sequence[CombinationRows] = (),
-        forgetful: bool = False,
+        earlier: Sequence[OpenedRow] = (),
+        memories: Mapping[str, Sequence[OpenedRow]] | None = None,
+        reckless: bool = False,
     ) -> None:
         self.about = about
         self.values = dict(contributions or values(about, deep))
-        self.memories = {name: ProcessMemory(earlier) for name in about.invited}
+        self.memories = {name: ProcessMemory((memories or {}).get(name, earlier)) for name in about.invited}
         self.nodes = {name: self.half(name, UnsafeSeededRandomness(seed, name)) for name in about.invited}
-        self.machine = RoundMachine(SEALED, about, () if forgetful else earlier)
+        self.machine = RoundMachine(RECKLESS if reckless else SEALED, about, earlier)
         self.machine.begin()
         self.answers: dict[tuple[str, str], Message] = {}
         self.phases = SEALED.phases(about.kind)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from secure_fl.errors import ReleaseRefusedError
+from secure_fl.errors import ProtectionError, ReleaseRefusedError, SignatureError
 from secure_fl.protect.base import Contribution, RequestKind
 from secure_fl.protect.combining import check_rows, rescaled, servable, steady
-from secure_fl.protect.memory import CombinationRows
+from secure_fl.protect.memory import OpenedRow
+from secure_fl.rpc.protect_cohort_pb2 import Roster
+from secure_fl.rpc.protect_sealed_pb2 import SealedOpening
 from tests.library.cohorts import context, contribution, layout
-from tests.library.sealed_table import Table
+from tests.library.sealed_table import Table, edited
 
 SIZE = 300
 NAMES = tuple(f"n{index}" for index in range(8))
@@ -38,13 +41,13 @@ def drifting(rounds: int) -> list[Values]:
     ]
 
 
-def round_of(number: int, values: Values, row: Mapping[str, int], **settings: object) -> Table:
+def round_of(number: int, values: Values, row: Mapping[str, int], **settings: Any) -> Table:
     """A round in which n0 asks for `row`, and nobody for anything else."""
     about = replace(context(*NAMES, blocks=layout(body=SIZE), kind=RequestKind.COMBINE, min_cohort=4), round=number)
     everybody: dict[str, Contribution] = {
         name: contribution(64, row if name == "n0" else {}, body=values[name].tolist()) for name in NAMES
     }
-    return Table(about, everybody, **settings)  # type: ignore[arg-type]
+    return Table(about, everybody, **settings)
 
 
 def opened_at_n0(table: Table) -> npt.NDArray[np.float64] | None:
@@ -74,26 +77,61 @@ def test_taking_turns_gives_everybody_away_where_nobody_remembers() -> None:
 
 def test_holders_remember_and_refuse_whatever_the_coordinator_says() -> None:
     rounds = drifting(len(ROWS))
-    earlier: list[CombinationRows] = []
+    earlier: list[OpenedRow] = []
     seen = []
     for number, (values, row) in enumerate(zip(rounds[:PASS], ROWS, strict=False), 1):
-        table = round_of(number, values, row, earlier=earlier, forgetful=True)
+        table = round_of(number, values, row, earlier=earlier, reckless=True)
         combination = opened_at_n0(table)
         assert combination is not None
         seen.append(combination - row["n0"] * values["n0"])
-        assert all(memory.rows == {"n0": row} for memory in table.memories.values())
-        earlier.append({"n0": row})
+        earlier.append(("n0", row))
+        assert all(memory.earlier() == earlier for memory in table.memories.values())
     # What was opened says no more than the guard's bound of a half: a correlation of 0.71, and of 300 values 0.06.
     assert max(best_estimates(ROWS[:PASS], seen).values()) < 0.5**0.5 + 0.06
 
-    table = round_of(PASS + 1, rounds[PASS], ROWS[PASS], earlier=earlier, forgetful=True).until("open")
+    table = round_of(PASS + 1, rounds[PASS], ROWS[PASS], earlier=earlier, reckless=True).until("open")
     for holder in NAMES:
         refused = table.refuses(holder, table.asked[holder], ReleaseRefusedError)
         assert (refused.rule, refused.coalition) == ("history", ("n0",))
 
 
+def test_holders_know_what_others_opened() -> None:
+    """A coordinator that asks other holders every time: each of them saw one row at most, and all refuse the third."""
+    earlier: list[OpenedRow] = [("n0", row) for row in ROWS[:PASS]]
+    memories = {name: earlier[index % 2 : index % 2 + 1] for index, name in enumerate(NAMES)}
+    values = drifting(1)[0]
+    told = {"earlier": earlier, "memories": memories, "reckless": True}
+    table = round_of(PASS + 1, values, ROWS[PASS], **told).until("open")
+    for holder in NAMES:
+        assert table.refuses(holder, table.asked[holder], ReleaseRefusedError).rule == "history"
+
+    def other_rows(opening: SealedOpening) -> None:
+        for row in opening.earlier:
+            row.row["n1"] += 1
+
+    for change in (lambda opening: opening.ClearField("earlier"), other_rows):
+        table = round_of(PASS + 1, values, ROWS[PASS], **told).until("open")
+        message = edited(SealedOpening, table.asked["n1"], change)
+        assert "not shown" in str(table.refuses("n1", message, ProtectionError))
+    # Whoever left would have told, and is not here to: the others have seen the first row only.
+    alone = dict.fromkeys(NAMES, earlier[:1])
+    table = round_of(PASS + 1, values, ROWS[PASS], earlier=earlier, memories=alone, reckless=True).until("open")
+    assert table.tell("n1", table.asked["n1"])
+
+
+def test_nobody_takes_back_what_it_opened() -> None:
+    """A manifest is signed with its hashes, and one that says what never was costs its sender only."""
+    earlier: list[OpenedRow] = [("n0", ROWS[0])]
+    table = round_of(2, drifting(1)[0], ROWS[0], earlier=earlier).until("upload")
+    roster = edited(Roster, table.asked["n1"], lambda roster: roster.manifests[2].ClearField("opened"))
+    table.refuses("n1", roster, SignatureError)
+    table = round_of(2, drifting(1)[0], ROWS[0], memories={"n3": [("n0", ROWS[5])]})
+    with pytest.raises(ProtectionError, match="not shown"):
+        table.until("upload")
+
+
 def test_an_honest_coordinator_leaves_the_row_out_and_serves_the_others() -> None:
-    earlier = [{"n0": row} for row in ROWS[:PASS]]
+    earlier = [("n0", row) for row in ROWS[:PASS]]
     rows = {"n0": ROWS[PASS], "n1": {"n1": 16, "n2": 16, "n3": 16, "n4": 16}}
     assert servable(rows, nodes=NAMES, colluders=1, earlier=earlier).keys() == {"n1"}
     table = round_of(PASS + 1, drifting(1)[0], ROWS[PASS], earlier=earlier).until("row")
@@ -103,12 +141,12 @@ def test_an_honest_coordinator_leaves_the_row_out_and_serves_the_others() -> Non
 
 
 def test_nothing_is_opened_where_what_was_opened_is_too_much_by_itself() -> None:
-    earlier = [{"n0": row} for row in ROWS]
+    earlier = [("n0", row) for row in ROWS]
     assert servable({"n1": {"n1": 16, "n2": 16, "n3": 16, "n4": 16}}, nodes=NAMES, colluders=1, earlier=earlier) == {}
 
 
 def test_the_same_row_may_be_opened_in_every_round() -> None:
-    report = check_rows({"n0": ROWS[0]}, nodes=NAMES, colluders=1, earlier=[{"n0": ROWS[0]}] * 200)
+    report = check_rows({"n0": ROWS[0]}, nodes=NAMES, colluders=1, earlier=[("n0", ROWS[0])])
     assert report.history_leverage == Fraction(1, 3)
 
 
@@ -118,7 +156,7 @@ def test_sites_that_left_count_in_what_was_opened() -> None:
     instead = {"n0": 16, "n1": 16, "n2": 16, "n7": 16}
     check_rows({"n0": row}, nodes=NAMES[:-1], colluders=1)
     with pytest.raises(ReleaseRefusedError, match="history"):
-        check_rows({"n0": row}, nodes=NAMES[:-1], colluders=1, earlier=[{"n0": instead}])
+        check_rows({"n0": row}, nodes=NAMES[:-1], colluders=1, earlier=[("n0", instead)])
 
 
 Row = Mapping[str, int]
@@ -171,5 +209,5 @@ def test_whoever_changes_its_mind_goes_first_where_two_may_collude() -> None:
     settled = {"n8": even, "n9": even}
     assert servable(settled, nodes=names, colluders=2).keys() == settled.keys()
     odd = {**even, "n2": 8, "n3": 6}
-    served = servable({**settled, "n0": odd}, nodes=names, colluders=2, earlier=[settled])
+    served = servable({**settled, "n0": odd}, nodes=names, colluders=2, earlier=list(settled.items()))
     assert served == settled

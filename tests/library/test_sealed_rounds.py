@@ -39,6 +39,7 @@ from tests.library.cohorts import (
     layout,
 )
 from tests.library.laws import few
+from tests.library.sealed_table import Table, sum_round
 
 SEALED = Sealed()
 SUM, COMBINE = RequestKind.SUM, RequestKind.COMBINE
@@ -200,3 +201,15 @@ def test_distances_open_at_their_node_and_are_those_of_the_sketches() -> None:
         for name in present
         if name != "n2"
     }
+
+
+@pytest.mark.parametrize(("reason", "waited"), [("NotConnected", 1), ("Protection", 0)])
+def test_only_those_are_waited_for_who_can_come_back(reason: str, waited: int) -> None:
+    """Six nodes of which four have to open: three did, and the others are away or have refused."""
+    table = Table(sum_round()).until("open")
+    for name in table.about.invited[:3]:
+        answer = table.tell(name, table.asked[name])
+        table.machine.accept(name, "open", replace(answer, bulk=b""), InMemory(answer.bulk))
+    for name in table.about.invited[3:]:
+        table.machine.leave(name, reason)
+    assert table.machine.missing == waited
