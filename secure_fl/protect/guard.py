@@ -98,7 +98,7 @@ def check_release(
     `public_rows` are sums over the same uploads that everybody reads.
 
     `history` is what was opened of the same nodes' values before, in any order; a bare matrix was opened as `weights`
-    is. Values count as unchanged: between the rounds of a study they differ by a hundredth (docs/guard.md).
+    is. Values count as unchanged: from one round to the next they change by a tenth and less (docs/guard.md).
 
     `modulus` is the prime q of the field in which shares are combined; `sigma` is the error's width in `sealed`.
     `tau` is read as the decimal it is written as: 0.5 is 1/2, and h_j = τ passes.

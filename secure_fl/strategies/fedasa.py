@@ -101,9 +101,9 @@ class FedASA(Strategy):
         which = "which ones is visible."
         if self._hides:
             which = (
-                "the site sends zeros for the others, so that nobody sees which. EXCEPTION: whoever sends zeros counts "
-                "as a contributor. A block that only one site chose is opened as that site's own change, without its "
-                "name. A site has to agree: [policy] exceptions."
+                "the site sends zeros for the others, so that no message says which. EXCEPTION: whoever sends zeros "
+                "counts as a contributor. A block that only one site chose is opened as that site's own change, without "
+                "its name. A site has to agree: [policy] exceptions."
             )
         return (
             f"Leaves: the change of the first blocks of the model, as many as the site chooses; {which}",

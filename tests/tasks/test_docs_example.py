@@ -18,7 +18,7 @@ from secure_fl.errors import DataError
 from secure_fl.study import Study
 from secure_fl.tasks import create
 from secure_fl.tasks.base import PartitionSettings, Share, Source, Task
-from secure_fl.tasks.model_blocks import layout_of, read_blocks
+from secure_fl.tasks.model_blocks import initial_blocks, layout_of, read_blocks
 from tests.library.rosters import roster
 from tests.tasks.learning import train
 
@@ -126,3 +126,20 @@ def test_whom_sites_selected(
     # Three peers in twelve rows, of which two are turned as the site is; by chance two of five would be.
     assert "peers per site and round 0.250, same domain 0.667, same domain, at random 0.400" in told
     assert "classes in common 1.000" in told
+
+
+def test_how_values_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    sites = roster(3)
+    study = {"study": {"rounds": 2, "roster": sites}, "task": {"name": "digits"}}
+    layout, start = initial_blocks(create("digits", {}), 0)
+    for run, by in (("shorter", 0.9), ("longer", 1.0)):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "study.toml").write_text(tomli_w.dumps(study))
+        for site in sites:
+            folder = tmp_path / run / "nodes" / site
+            folder.mkdir(parents=True)
+            moved = {name: vector + np.float32(by) for name, vector in start.items()}
+            save_file(layout.tensors(moved), folder / "model.safetensors")
+    monkeypatch.setattr(sys, "argv", ["how_values_change.py", str(tmp_path / "shorter"), str(tmp_path / "longer")])
+    runpy.run_path(str(DOCS / "examples" / "how_values_change.py"), run_name="__main__")
+    assert capsys.readouterr().out == "mean 0.1000, largest 0.1000\n"
