@@ -102,8 +102,8 @@ class FedASA(Strategy):
         if self._hides:
             which = (
                 "the site sends zeros for the others, so that no message says which. EXCEPTION: whoever sends zeros "
-                "counts as a contributor. A block that only one site chose is opened as that site's own change, without "
-                "its name. A site has to agree: [policy] exceptions."
+                "counts as a contributor. A block that only one site chose is opened as that site's own change, if "
+                "without its name. A site has to agree: [policy] exceptions."
             )
         return (
             f"Leaves: the change of the first blocks of the model, as many as the site chooses; {which}",
