@@ -626,18 +626,18 @@ def test_other_envelopes_of_a_colluding_uploader_get_no_second_answer(kind: str)
     assert table.tell("n0", table.asked["n0"]) == first
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_decided_is_on_disk_before_it_is_said(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "write"), [*((kind, "save") for kind in KINDS), ("combine", "opened")])
+def test_what_is_decided_is_on_disk_before_it_is_said(kind: str, write: str) -> None:
     table = Table(KINDS[kind]()).until("open")
     half: Any = table.nodes["n0"]
 
     class FullError(Exception):
         pass
 
-    def full(_content: bytes) -> None:
+    def full(_content: object) -> None:
         raise FullError
 
-    half._memory._memory.save = full
+    setattr(half._memory.disk, write, full)
     with pytest.raises(FullError):
         table.tell("n0", table.asked["n0"])
     for phase in table.phases[: table.phases.index("open") + 1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,26 @@ def test_a_store_is_migrated_once_and_remembers(tmp_path: Path) -> None:
     again.close()
     with sqlite3.connect(tmp_path / "coordinator.sqlite") as raw:
         assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
+
+
+def test_a_store_of_the_first_version_goes_on(tmp_path: Path) -> None:
+    store = Store.in_folder(tmp_path)
+    store.add_study("s", b"{}", now=0.0)
+    store.begin_attempt(ATTEMPT)
+    store.close()
+    with sqlite3.connect(tmp_path / "coordinator.sqlite") as raw:
+        raw.execute("DROP TABLE openings")
+        raw.execute("UPDATE alembic_version SET version_num = '0001'")
+    upgraded = Store.in_folder(tmp_path)
+    assert upgraded.open_attempt("s") == ATTEMPT
+    later = replace(ATTEMPT, number=2)
+    assert upgraded.openings(later) == ()
+    for _ in range(2):  # as after a crash
+        upgraded.keep_opening(ATTEMPT, {"a": {"a": 30, "b": 34}, "b": {"a": 64}})
+    assert upgraded.openings(later) == (("a", {"a": 30, "b": 34}), ("b", {"a": 64}))
+    assert upgraded.openings(ATTEMPT) == ()
+    upgraded.close()
 
 
 def test_a_store_of_a_newer_version_is_left_untouched(tmp_path: Path) -> None:
