@@ -30,7 +30,7 @@ from secure_fl.identity.member import Member
 from secure_fl.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.base import Contribution, Message, NodeHalf, Protection, RequestKind, RoundContext
-from secure_fl.protect.combining import opens_alone, row_total, steady, whole_weights
+from secure_fl.protect.combining import refusal, row_total, steady, whole_weights
 from secure_fl.protect.memory import Memory
 from secure_fl.protect.sketch import sketch
 from secure_fl.protect.weights import WEIGHT_UNITS, quantise_weight
@@ -278,7 +278,9 @@ class Round:
         """A row that holders will open after those this site asked for before. It is written down before it is said."""
         me, asked = self._site.me.name, self._store.asked()
         row = steady(row, me=me, uploaded=uploaded, colluders=context.colluders, asked=asked)
-        if row not in asked and opens_alone(row, me=me, uploaded=uploaded, colluders=context.colluders):
+        if not row or row in asked:
+            return row
+        if not refusal(row, me=me, uploaded=uploaded, colluders=context.colluders, asked=[]):
             self._store.keep_asked([*asked, row])
         return row
 

@@ -108,31 +108,22 @@ def steady(
     Rows that change from round to round say more and more about values that hardly do. Holders refuse what says too
     much; asked for again, a row says nothing new. Of the earlier rows, the last one whose nodes are all here.
     """
-    if not row or not asked or _may_follow(row, me=me, uploaded=uploaded, colluders=colluders, asked=asked):
+    if not row or refusal(row, me=me, uploaded=uploaded, colluders=colluders, asked=asked) != "history":
         return row
     total = sum(row.values())
     here = (rescaled(past, total) for past in reversed(asked) if past.keys() <= set(uploaded))
     return next((past for past in here if past), {})
 
 
-def _may_follow(
+def refusal(
     row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, asked: Sequence[Mapping[str, int]]
-) -> bool:
-    """Whether holders would open `row` at `me` after the rows it asked for before, as far as those are concerned."""
+) -> str:
+    """The rule by which holders would not open `row` at `me` after those it asked for; empty where they would."""
     try:
         check_rows({me: row}, nodes=sorted(uploaded), colluders=colluders, earlier=[(me, past) for past in asked])
     except ReleaseRefusedError as refused:
-        return refused.rule != "history"
-    return True
-
-
-def opens_alone(row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int) -> bool:
-    """Whether holders would open `row` if nothing else had ever been opened."""
-    try:
-        check_rows({me: row}, nodes=sorted(uploaded), colluders=colluders)
-    except ReleaseRefusedError:
-        return False
-    return True
+        return refused.rule
+    return ""
 
 
 def rescaled(row: Mapping[str, int], total: int) -> dict[str, int]:

@@ -303,6 +303,7 @@ def test_distances_count_until_sites_are_compared_again(
         for name in late:
             # And they ask for nobody, until they have been compared themselves.
             assert rows[name].get(2, {"asked": {}})["asked"] == {}
+            assert all(NodeStore(fed.workspace.node_folder(name)).study(fed.study.id).asked())
             assert name in rows[name][3]["asked"]
         assert record.combinations_opened == 6 + 6 + 8
         assert len(compared) == 6 + 8
