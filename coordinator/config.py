@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from secure_fl.monitoring import MonitoringSection
-from secure_fl.party import IdentitySection, PartyFile
+from secure_fl.identity.party_file import IdentitySection, PartyFile
+from secure_fl.operations.monitoring import MonitoringSection
 from secure_fl.settings import Settings
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from coordinator.config import CoordinatorFile
 from coordinator.store import Store
-from secure_fl import doctor
-from secure_fl.errors import DoubtError, SecureFLError, SettingsError, StorageError
+from secure_fl.errors import DoubtError, SettingsError, StorageError
 from secure_fl.identity.certificates import Certificate
-from secure_fl.study import Study
+from secure_fl.operations import doctor
+from secure_fl.study.settings import Study
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,14 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
-    yield from doctor.installation()
-    try:
-        file = CoordinatorFile.read(path)
-    except SecureFLError as error:
-        yield "file", doctor.failing(error)
+    file = yield from doctor.common(CoordinatorFile, path, role="coordinator")
+    if file is None:
         return
-    yield "file", lambda: f"{path} is a coordinator's file"
-    yield from doctor.party(file, "coordinator")
     yield "address", lambda: _address(file)
     yield "store", lambda: _store(file)
     if study is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coordinator.service import Coordinator
 from secure_fl.events import Listener
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 from secure_fl.transport.base import FederationService
 
 

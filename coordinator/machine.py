@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from secure_fl.errors import LateMessageError
-from secure_fl.protect.base import Ask, Bulk, Message, Opened, Protection, RoundContext
-from secure_fl.protect.memory import CombinationRows, OpenedRow
+from secure_fl.protect.combining import OpeningAsk, coordinator_half
+from secure_fl.protect.contract import Ask, Bulk, Message, Opened, Protection, RoundContext
+from secure_fl.protect.release.history import CombinationRows, OpenedRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,9 @@ class RoundMachine:
     def __init__(self, protection: Protection, context: RoundContext, earlier: Sequence[OpenedRow] = ()) -> None:
         self.context = context
         self.left: dict[str, str] = {}  # node → error code, over all phases
-        self._half = protection.coordinator(context, earlier)
+        self._half = coordinator_half(protection, context, earlier)
         self._now = _Collecting()
+        self._entering = ""
 
     @property
     def phase(self) -> str:
@@ -86,12 +88,16 @@ class RoundMachine:
         """Take one answer, or raise and stay as before."""
         if phase != self.phase or node not in self.waiting:
             raise LateMessageError(f"{node}: phase {phase!r} is over or was not asked of it")
-        self._half.accept(node, message, bulk)
-        self._now.answered.add(node)
+        self._entering = node  # in a thread, while the loop may find that it is gone: its answer counts all the same
+        try:
+            self._half.accept(node, message, bulk)
+            self._now.answered.add(node)
+        finally:
+            self._entering = ""
 
     def leave(self, node: str, reason: str) -> None:
         """`node` will not answer this phase."""
-        if node in self.waiting:
+        if node in self.waiting and node != self._entering:
             self.left[node] = reason
 
     def close(self) -> Opened | None:
@@ -106,4 +112,5 @@ class RoundMachine:
         return result
 
     def _enter(self, ask: Ask) -> None:
-        self._now = _Collecting(ask.phase, ask.messages, opens=ask.opens)
+        opens = ask.opens if isinstance(ask, OpeningAsk) else {}
+        self._now = _Collecting(ask.phase, ask.messages, opens=opens)

@@ -12,14 +12,18 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.config import CoordinatorFile
 from coordinator.monitoring import Metrics
+from coordinator.server import start_server
 from coordinator.service import Coordinator
-from coordinator.servicer import start_server
-from secure_fl import lifeline, logs
+from secure_fl import logs
 from secure_fl.errors import SecureFLError
-from secure_fl.events import Listener, each, failure, ignore, print_json_lines
+from secure_fl.events import CoordinatorFailed, Listener, Listening, each, ignore, print_json_lines
 from secure_fl.files import only_process
-from secure_fl.monitoring import monitored
-from secure_fl.study import Study
+from secure_fl.operations import lifeline
+from secure_fl.operations.allocator import give_memory_back
+from secure_fl.operations.loop_lag import LoopLag
+from secure_fl.operations.monitoring import monitored
+from secure_fl.operations.process_name import name_process
+from secure_fl.study.settings import Study
 
 _DRAIN_SECONDS = 10.0
 _STORAGE_PAUSE_SECONDS = 30.0
@@ -33,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--events", action="store_true", help="write progress to standard output as JSON lines")
     parser.add_argument("--lifeline", action="store_true", help="exit when standard input closes")
     options = parser.parse_args(arguments)
+    name_process("fl-coordinator")
+    give_memory_back()
     if options.lifeline:
         lifeline.read_until_parent_dies(0, lambda _line: None)
     try:
@@ -41,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         asyncio.run(_serve(file, events=options.events, until_done=options.until_done))
     except SecureFLError as error:
         if options.events:
-            print_json_lines("failed", failure(error))
+            print_json_lines(CoordinatorFailed.of(error))
         sys.stderr.write(f"coordinator: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
         return error.exit_code
     return 0
@@ -64,19 +70,21 @@ async def _serve_alone(file: CoordinatorFile, *, events: bool, until_done: bool)
         model_bytes=file.limits.model_bytes,
         storage_pause=None if until_done else _STORAGE_PAUSE_SECONDS,
     )
-    metrics.watch(coordinator)
+    lag = LoopLag()
+    metrics.watch(coordinator, lag)
     coordinator.resume()
     for path in file.studies:
         coordinator.prepare(Study.read(file.path(path)))
     with monitored(file.monitoring.address, registry, lambda: True):
-        await _serve_studies(coordinator, file, listener, until_done=until_done)
+        async with lag.watched():
+            await _serve_studies(coordinator, file, listener, until_done=until_done)
 
 
 async def _serve_studies(
     coordinator: Coordinator, file: CoordinatorFile, listener: Listener, *, until_done: bool
 ) -> None:
     server, port = await start_server(coordinator, file, listener=listener)
-    listener("listening", {"port": port})
+    listener(Listening(port=port))
     work = asyncio.create_task(coordinator.run())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from coordinator.service import Coordinator
 from secure_fl.errors import known_code
-from secure_fl.monitoring import Instruments
+from secure_fl.events import (
+    Answered,
+    CallRefused,
+    Event,
+    PhaseClosed,
+    Refused,
+    RoundCommitted,
+    RoundVoid,
+    SatOut,
+    StudyPaused,
+)
+from secure_fl.operations.loop_lag import LoopLag
+from secure_fl.operations.monitoring import Instruments
 
 
 class Metrics:
@@ -28,36 +38,36 @@ class Metrics:
         self._round_seconds = make.duration("round_seconds", "duration of committed rounds", "study")
         self._phase_seconds = make.duration("phase_seconds", "duration of phases", "study", "phase")
 
-    def watch(self, coordinator: Coordinator) -> None:
+    def watch(self, coordinator: Coordinator, lag: LoopLag) -> None:
         """What is a state and not an event is asked for at every scrape."""
+        self._make.loop_lag(lag)
         nodes = self._make.gauge("nodes_connected", "nodes with a session")
         nodes.set_function(lambda: coordinator.hub.connected)
         studies = self._make.gauge("studies", "studies by state", "state")
         for state in ("running", "finished", "aborted"):
             studies.labels(state).set_function(partial(_in_state, coordinator, state))
 
-    def __call__(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """One event."""
-        study = str(fields.get("study_id", ""))[:12]
-        match kind:
-            case "round-committed":
-                self._rounds.labels(study).inc()
-                self._round_seconds.labels(study).observe(fields["seconds"])
-                for direction in ("up", "down"):
-                    self._bytes.labels(study, direction).inc(sum(n[f"bytes_{direction}"] for n in fields["nodes"]))
-            case "round-void":
-                self._void.labels(study, known_code(fields["reason"])).inc()
-            case "sat-out" | "refused":
+        match event:
+            case RoundCommitted(study_id=study, record=record):
+                self._rounds.labels(study[:12]).inc()
+                self._round_seconds.labels(study[:12]).observe(record.seconds)
+                self._bytes.labels(study[:12], "up").inc(record.bytes_up)
+                self._bytes.labels(study[:12], "down").inc(record.bytes_down)
+            case RoundVoid(study_id=study, reason=reason):
+                self._void.labels(study[:12], known_code(reason)).inc()
+            case SatOut(study_id=study, reason=reason) | Refused(study_id=study, reason=reason):
                 # The reason is a node's word: only names of ours become labels, or a node could invent them for ever.
-                self._sat_out.labels(study, known_code(fields["reason"])).inc()
-            case "answered":
-                self._answers.labels(study, fields["phase"]).inc()
-            case "phase-closed":
-                self._phase_seconds.labels(study, fields["phase"]).observe(fields["seconds"])
-            case "call-refused":
-                self._refused.labels(fields["method"], known_code(fields["code"])).inc()
-            case "study-paused":
-                self._paused.labels(study).inc()
+                self._sat_out.labels(study[:12], known_code(reason)).inc()
+            case Answered(study_id=study, phase=phase):
+                self._answers.labels(study[:12], phase).inc()
+            case PhaseClosed(study_id=study, phase=phase, seconds=seconds):
+                self._phase_seconds.labels(study[:12], phase).observe(seconds)
+            case CallRefused(method=method, code=code):
+                self._refused.labels(method, known_code(code)).inc()
+            case StudyPaused(study_id=study):
+                self._paused.labels(study[:12]).inc()
 
 
 def _in_state(coordinator: Coordinator, state: str) -> int:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 
-from coordinator.rounds import StudyRunner
 from coordinator.service import Coordinator
+from coordinator.study_runner import StudyRunner
 from secure_fl.errors import StorageError, UnknownStudyError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.limits import SETTINGS_BYTES
+from secure_fl.messages import require
 from secure_fl.rpc import operations_pb2 as pb
-from secure_fl.study import Study
-from secure_fl.wire import check_study_id, file_chunks, require
+from secure_fl.study.settings import Study
+from secure_fl.threads import in_thread
+from secure_fl.transport.wire import check_study_id, file_chunks
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Operations:
             return pb.StatusReply(studies=[self._status(runner) for runner in self._coordinator.runners.values()])
         runner = self._runner(request.study_id)
         status = self._status(runner)
-        record = await asyncio.to_thread(runner.known_record)
+        record = await in_thread(runner.known_record)
         status.record = json.dumps(asdict(record)).encode() if record is not None else b""
         return pb.StatusReply(studies=[status])
 
@@ -54,10 +55,10 @@ class Operations:
     async def Export(self, request: pb.ExportRequest, _operator: Certificate) -> AsyncIterator[pb.ExportPart]:
         """The current model as safetensors."""
         runner = self._runner(request.study_id)
-        version, path = runner.checkpoint()
+        version, path = await in_thread(runner.checkpoint)
         if not path.exists():
             raise StorageError(f"model {version} of study {runner.id[:12]} was removed from this coordinator's disk")
-        for chunk in file_chunks(path, study_id=runner.id):
+        async for chunk in file_chunks(path, study_id=runner.id):
             yield pb.ExportPart(study_id=runner.id, version=version, data=chunk.data)
 
     def _runner(self, study_id: str) -> StudyRunner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import grpc.aio
@@ -24,7 +25,7 @@ class Peers:
         leaf = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
         if leaf is None:
             raise CertificateError("a call without a client certificate")
-        peer = Certificate.from_pem(leaf)
+        peer = _certificate(leaf)
         self.check(peer, roles=roles)
         return peer
 
@@ -33,3 +34,9 @@ class Peers:
         if peer.role not in roles:
             raise CertificateError(f"{peer.name} is a {peer.role}, which may not call this")
         self._trust.check(peer, role=peer.role, now=self._now())
+
+
+@lru_cache(maxsize=1024)
+def _certificate(pem: bytes) -> Certificate:
+    """Parsed once: a peer shows the same one with every call. Whether it is still valid is asked every time."""
+    return Certificate.from_pem(pem)

@@ -9,14 +9,15 @@ from typing import Literal
 import numpy as np
 
 from coordinator.store import Attempt, StoredAnswer
-from secure_fl.metrics import SiteMetrics
-from secure_fl.protect.base import Opened, OpenedSums
-from secure_fl.record import NodeRound, RoundRecord
+from secure_fl.encoding.metrics import SiteMetrics
+from secure_fl.errors import LateMessageError, NotConnectedError
+from secure_fl.protect.combining import CombinationsSent
+from secure_fl.protect.contract import Opened
+from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.resolved import ResolvedStudy
 
-TRAIN, EVALUATE = "train", "evaluate"
-
-_VANISHED = ("LateMessage", "NotConnected", "")
+_VANISHED = (LateMessageError.code, NotConnectedError.code, "")
 
 
 @dataclass(slots=True)
@@ -45,14 +46,13 @@ def record_round(facts: RoundFacts, *, roster: Iterable[str], per_node: bool) ->
     """The round's record."""
     reports = {a.node: a.header.metrics for a in facts.answers if per_node and a.header.HasField("metrics")}
     nodes = tuple(_node(name, facts, reports.get(name)) for name in roster)
-    kind: Literal["train", "evaluate"] = "train" if facts.attempt.kind == TRAIN else "evaluate"
     record = RoundRecord(
         number=facts.attempt.number,
-        kind=kind,
+        kind=facts.attempt.kind,
         attempts=facts.attempt.attempt,
         seconds=facts.seconds,
         nodes=nodes,
-        combinations=0 if isinstance(facts.opened, OpenedSums) else len(facts.opened.recipients),
+        combinations=len(facts.opened.recipients) if isinstance(facts.opened, CombinationsSent) else 0,
         blocks_kept=facts.blocks_kept,
         mean_accuracy=facts.metrics.accuracy,
         mean_loss=facts.metrics.loss,
@@ -67,6 +67,35 @@ def record_round(facts: RoundFacts, *, roster: Iterable[str], per_node: bool) ->
         mean_loss=_mean(node.loss for node in nodes),
         mean_mse=_mean(node.mse for node in nodes),
         global_accuracy=_mean_over_samples(nodes),
+    )
+
+
+def study_record(
+    resolved: ResolvedStudy,
+    *,
+    outcome: str,
+    reason: str,
+    parameters: int,
+    shared_parameters: int,
+    rounds: tuple[RoundRecord, ...],
+) -> StudyRecord:
+    """A study so far."""
+    study = resolved.study
+    return StudyRecord(
+        study=study.study.name,
+        study_id=resolved.id,
+        task=study.task.name,
+        strategy=study.strategy.name,
+        protection=study.protection.kind,
+        planned_rounds=study.study.rounds,
+        roster=tuple(study.study.roster),
+        outcome=outcome,  # type: ignore[arg-type]
+        reason=reason,
+        parameters=parameters,
+        shared_parameters=shared_parameters,
+        combinations_opened=sum(record.combinations for record in rounds),
+        rounds=rounds,
+        settings=resolved.canonical.decode(),
     )
 
 

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.hub import Hub
-from coordinator.rounds import StudyRunner
+from coordinator.sessions import Hub
 from coordinator.store import Store
+from coordinator.study_runner import StudyRunner
 from secure_fl import logs
-from secure_fl.errors import ModelTooLargeError, SecureFLError, StorageError
-from secure_fl.events import Listener, failure, ignore
+from secure_fl.errors import ModelTooLargeError, SecureFLError, SettingsError, StorageError
+from secure_fl.events import Listener, StudyFailed, StudyPaused, ignore
 from secure_fl.limits import OBJECT_BYTES
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
+from secure_fl.threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,12 @@ class Coordinator:
     def resume(self) -> None:
         """Take up every study in the store, finished ones too: their nodes may still ask."""
         for stored in self._store.studies():
-            self._runner(Study.from_canonical(stored.settings), stored.state, stored.reason)
+            try:
+                study = Study.from_canonical(stored.settings)
+            except SettingsError as error:  # An upgrade must not keep the other studies from going on.
+                log.error("study %s is not taken up: %s → %s", stored.id[:12], error.message, error.hint)
+                continue
+            self._runner(study, stored.state, stored.reason)
 
     def prepare(self, study: Study) -> StudyRunner:
         """Take up a study; one that is already here stays as it is."""
@@ -64,7 +70,7 @@ class Coordinator:
         """The same while others run. Only the check is left to a thread: sessions belong to the event loop's."""
         async with self._submitting:  # The same study may come twice at once.
             if study.id not in self.runners:
-                await asyncio.to_thread(self._admit, study)
+                await in_thread(self._admit, study)
             runner = self.runners.get(study.id) or self._runner(study, "running", "")
         self.start(runner)
         return runner
@@ -119,17 +125,17 @@ class Coordinator:
                     if self._storage_pause is None:
                         raise
                     log.error("the study pauses: %s", error)
-                    self._listener("study-paused", {"study_id": runner.id, **failure(error)})
+                    self._listener(StudyPaused.of(error, study_id=runner.id))
                     await asyncio.sleep(self._storage_pause)
         except SecureFLError as error:
             log.error("the study ended: %s", error)
-            self._listener("study-failed", {"study_id": runner.id, **failure(error)})
+            self._listener(StudyFailed.of(error, study_id=runner.id))
         except Exception:
             log.exception("study %s ended by an unexpected error", runner.id[:12])
             unexpected = SecureFLError(
                 "an unexpected error; see the log", advice="start again: nothing committed is lost"
             )
-            self._listener("study-failed", {"study_id": runner.id, **failure(unexpected)})
+            self._listener(StudyFailed.of(unexpected, study_id=runner.id))
 
     def _runner(self, study: Study, outcome: str, reason: str) -> StudyRunner:
         runner = StudyRunner(

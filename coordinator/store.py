@@ -12,9 +12,9 @@ anybody hears of it, so a killed coordinator continues where it was:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from secure_fl.errors import SchemaError, StorageError
-from secure_fl.protect.memory import CombinationRows, OpenedRow, new_rows
-from secure_fl.record import RoundRecord, round_from_json
+from secure_fl.messages import parse
+from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
+from secure_fl.results.record import RoundRecord, round_from_json
+from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.wire import parse
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -93,6 +94,7 @@ models = sa.Table(
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("digest", sa.LargeBinary),
     sa.Column("object", sa.LargeBinary),
+    sa.Column("state", sa.JSON),
 )
 
 COLLECTING = "collecting"
@@ -119,7 +121,7 @@ class Attempt:
     study_id: str
     number: int
     attempt: int
-    kind: str
+    kind: RoundKind
     invited: tuple[str, ...]
     model_version: int
     started: float
@@ -132,6 +134,7 @@ class StoredModel:
     version: int
     digest: bytes
     object: bytes  # SHA-256 of the raw bytes
+    state: Mapping[str, Any] = field(default_factory=dict)  # what the strategy remembers, but for its vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +206,7 @@ class Store:
                     study_id=attempt.study_id,
                     number=attempt.number,
                     attempt=attempt.attempt,
-                    kind=attempt.kind,
+                    kind=str(attempt.kind),
                     state=COLLECTING,
                     reason="",
                     invited=list(attempt.invited),
@@ -223,7 +226,7 @@ class Store:
             study_id=row.study_id,
             number=row.number,
             attempt=row.attempt,
-            kind=row.kind,
+            kind=RoundKind(row.kind),
             invited=tuple(row.invited),
             model_version=row.model_version,
             started=row.started,
@@ -315,14 +318,16 @@ class Store:
         with self._transaction() as tx:
             _insert_model(tx, study_id, model)
 
-    def model(self, study_id: str) -> StoredModel | None:
-        """The current version."""
+    def model(self, study_id: str, *, version: int | None = None) -> StoredModel | None:
+        """The current version, or a particular one."""
         query = sa.select(models).where(models.c.study_id == study_id).order_by(models.c.version.desc())
+        if version is not None:
+            query = query.where(models.c.version == version)
         with self._transaction() as tx:
             row = tx.execute(query).first()
         if row is None:
             return None
-        return StoredModel(version=row.version, digest=row.digest, object=row.object)
+        return StoredModel(version=row.version, digest=row.digest, object=row.object, state=row.state or {})
 
     # --- internals --------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from secure_fl.monitoring import MonitoringSection
-from secure_fl.party import DialingFile, DialingSection
+from secure_fl import protect
+from secure_fl.identity.party_file import DialingFile, DialingSection
+from secure_fl.operations.monitoring import MonitoringSection
 from secure_fl.settings import Settings
 from secure_fl.tasks.partition import PartitionSettings
 
@@ -42,7 +43,7 @@ class DatasetSection(Settings):
 class PolicySection(Settings):
     """What this site agrees to. The defaults allow nothing that shows an update to anybody."""
 
-    protections: tuple[str, ...] = ("masked", "sealed")
+    protections: tuple[str, ...] = Field(default_factory=protect.hiding)
     strategies: tuple[str, ...] = ()  # empty: all
     tasks: tuple[str, ...] = ()  # `module:attribute` tasks this site installed and allows, word for word
     datasets: tuple[str, ...] = ()  # ids that studies may use; empty: all of this file

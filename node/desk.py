@@ -12,9 +12,9 @@ from typing import Any
 from node.config import NodeFile
 from node.store import NodeStore, read_cursor
 from secure_fl import tasks
-from secure_fl.errors import RefusedError, SecureFLError, UsageError
+from secure_fl.errors import RefusedError, SecureFLError, SettingsError, UsageError
 from secure_fl.privacy.ledger import read_ledger
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +76,11 @@ def status(store: NodeStore) -> dict[str, Any]:
     for folder in sorted((store.folder / "studies").glob("*")):
         if not (folder / "study.json").exists():
             continue  # The node was killed before it had written the study down.
-        study = Study.from_canonical((folder / "study.json").read_bytes())
+        try:
+            study = Study.from_canonical((folder / "study.json").read_bytes())
+        except SettingsError as error:
+            sys.stderr.write(f"{folder.name[:12]}: {error.message}\n")
+            continue
         spent = [entry for entry in entries if entry.kind == "spent" and entry.facts["study"] == folder.name]
         studies.append(
             {

@@ -10,10 +10,10 @@ from pathlib import Path
 from node.config import DatasetSection, NodeFile
 from node.policy import Policy
 from node.store import NodeStore
-from secure_fl import doctor
-from secure_fl.errors import CertificateError, DataError, DoubtError, RefusedError, SecureFLError
+from secure_fl.errors import CertificateError, DataError, DoubtError, RefusedError
+from secure_fl.operations import doctor
 from secure_fl.privacy.ledger import read_ledger
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -22,14 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
-    yield from doctor.installation()
-    try:
-        file = NodeFile.read(path)
-    except SecureFLError as error:
-        yield "file", doctor.failing(error)
+    file = yield from doctor.common(NodeFile, path, role="node")
+    if file is None:
         return
-    yield "file", lambda: f"{path} is a node's file"
-    yield from doctor.party(file, "node")
     yield "name", lambda: _name(file)
     yield "ledger", lambda: _ledger(NodeStore(file.state_folder))
     for name, dataset in file.datasets.items():

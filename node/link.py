@@ -32,6 +32,12 @@ class GrpcLink:
             receipt: pb.UploadReceipt = received(await self._stub.Upload(parts, timeout=timeout))
         return receipt
 
+    async def uploaded(self, query: pb.UploadQuery, *, timeout: float) -> pb.UploadProgress:  # noqa: ASYNC109
+        """How much of an answer has arrived."""
+        with typed_errors():
+            progress: pb.UploadProgress = received(await self._stub.Uploaded(query, timeout=timeout))
+        return progress
+
     async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:  # noqa: ASYNC109
         """One object."""
         with typed_errors():

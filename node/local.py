@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from node.config import NodeFile
-from node.jobs import Job, Result
 from node.service import Node
-from node.training import Trainer
+from node.training.jobs import Job, Result
+from node.training.trainer import Trainer
 from secure_fl.transport.base import FederationService
 from secure_fl.transport.local import LocalConnector
+
+# One thread for all nodes of the process, since a trainer does one job at a time anyway. Not one of the loop's own: a
+# dozen sites that wait for their turn there would leave none for anything else.
+_TRAINING = ThreadPoolExecutor(1, thread_name_prefix="training")
 
 
 class InlineExecutor:
@@ -20,8 +25,8 @@ class InlineExecutor:
         self._trainer = Trainer()
 
     async def run(self, job: Job) -> Result:
-        """Train in a thread."""
-        return await asyncio.to_thread(self._trainer.execute, job)
+        """Train in the thread."""
+        return await asyncio.get_running_loop().run_in_executor(_TRAINING, self._trainer.execute, job)
 
     async def close(self) -> None:
         """Nothing to stop."""

@@ -7,6 +7,7 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -14,43 +15,55 @@ from node.config import NodeFile
 from node.link import GrpcConnector
 from node.monitoring import Metrics
 from node.service import Node
-from node.worker import WorkerProcess
-from secure_fl import lifeline, logs
+from node.training.worker import WorkerProcess
+from secure_fl import logs
 from secure_fl.errors import SecureFLError
 from secure_fl.files import only_process
 from secure_fl.identity.certificates import utc_now
-from secure_fl.monitoring import monitored
+from secure_fl.operations import lifeline
+from secure_fl.operations.allocator import give_memory_back
+from secure_fl.operations.loop_lag import LoopLag
+from secure_fl.operations.monitoring import monitored
+from secure_fl.operations.process_name import name_process
+
+if TYPE_CHECKING:
+    from secure_fl.simulation.forks import Forks
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Serve until stopped, or with `--until-done` until every study is closed."""
+def main(arguments: list[str] | None = None, *, forks: Forks | None = None) -> int:
+    """Serve until stopped, or with `--until-done` until every study is closed. A simulation has `forks` to train in."""
     parser = argparse.ArgumentParser(prog="python -m node", description=__doc__)
     parser.add_argument("file", type=Path, help="the node's TOML file")
     parser.add_argument("--until-done", action="store_true", help="exit when every study is closed")
     parser.add_argument("--lifeline", action="store_true", help="exit when standard input closes")
     options = parser.parse_args(arguments)
+    name_process("fl-node")
+    give_memory_back()
     if options.lifeline:
         lifeline.read_until_parent_dies(0, lambda _line: None)
     try:
         file = NodeFile.read(options.file)
         logs.configure(level=file.log.level, style=file.log.format)
-        asyncio.run(_serve(file, until_done=options.until_done))
+        asyncio.run(_serve(file, until_done=options.until_done, forks=forks))
     except SecureFLError as error:
         sys.stderr.write(f"node: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
         return error.exit_code
     return 0
 
 
-async def _serve(file: NodeFile, *, until_done: bool) -> None:
+async def _serve(file: NodeFile, *, until_done: bool, forks: Forks | None) -> None:
     # The coordinator would refuse these too, but only as a broken handshake; here the reason has a name.
     file.trust().check(file.credential().certificate, role="node", now=utc_now())
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    node = Node(file, GrpcConnector(file), WorkerProcess(), until_done=until_done, listener=metrics)
-    metrics.watch(lambda: node.connected)
+    training = WorkerProcess() if forks is None else WorkerProcess(forks=forks)
+    node = Node(file, GrpcConnector(file), training, until_done=until_done, listener=metrics)
+    lag = LoopLag()
+    metrics.watch(lambda: node.connected, lag)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.stop)
     # Two processes on one folder would answer an attempt twice and tear the ledger.
     with only_process(file.state_folder), monitored(file.monitoring.address, registry, lambda: node.connected):
-        await node.run()
+        async with lag.watched():
+            await node.run()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from secure_fl.monitoring import Instruments
+from node.events import AnswerSent, Fetched, NodeEvent, RoundDone, SatOut, StudyRefused, Trained
+from secure_fl.operations.loop_lag import LoopLag
+from secure_fl.operations.monitoring import Instruments
 
 
 class Metrics:
@@ -22,26 +23,27 @@ class Metrics:
         self._bytes = make.counter("bytes_total", "bulk that went through the link", "study", "direction")
         self._training = make.duration("training_seconds", "local training", "study")
 
-    def watch(self, connected: Callable[[], bool]) -> None:
+    def watch(self, connected: Callable[[], bool], lag: LoopLag) -> None:
         """What is a state and not an event is asked for at every scrape."""
+        self._make.loop_lag(lag)
         gauge = self._make.gauge("connected", "whether the coordinator is connected")
         gauge.set_function(lambda: float(connected()))
 
-    def __call__(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def __call__(self, event: NodeEvent) -> None:
         """One event."""
-        study = str(fields["study_id"])[:12]
-        match kind:
-            case "fetched":
-                self._bytes.labels(study, "down").inc(fields["bytes"])
-            case "trained":
-                self._training.labels(study).observe(fields["seconds"])
-            case "answered":
-                self._answers.labels(study, fields["phase"]).inc()
-                self._bytes.labels(study, "up").inc(fields["bytes"])
-            case "round-done":
+        study = event.study_id[:12]
+        match event:
+            case Fetched(bytes=count):
+                self._bytes.labels(study, "down").inc(count)
+            case Trained(seconds=seconds):
+                self._training.labels(study).observe(seconds)
+            case AnswerSent(phase=phase, bytes=count):
+                self._answers.labels(study, phase).inc()
+                self._bytes.labels(study, "up").inc(count)
+            case RoundDone():
                 self._rounds.labels(study).inc()
-            case "sat-out":
-                self._sat_out.labels(study, fields["code"]).inc()
-            case "refused":
+            case SatOut(code=code):
+                self._sat_out.labels(study, code).inc()
+            case StudyRefused(code=code):
                 # Without the study's id: a coordinator may offer as many as it can think of.
-                self._refusals.labels(fields["code"]).inc()
+                self._refusals.labels(code).inc()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from node.config import NodeFile
 from secure_fl import tasks
+from secure_fl.aggregation import RequestKind
 from secure_fl.errors import RefusedError
 from secure_fl.identity.certificates import Certificate
-from secure_fl.protect.base import RequestKind
+from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
+from secure_fl.transport.wire import round_kind
 
 _OPENNESS = ("none", "aggregate", "per-node")
 
@@ -78,8 +80,11 @@ class Policy:
     def check_announcement(self, study: Study, announcement: pb.PhaseAnnouncement) -> None:
         """Raise `RefusedError` unless the announced round is one of the approved study."""
         invited = set(announcement.invited)
-        last = study.study.rounds + (1 if announcement.kind == pb.ROUND_KIND_EVALUATE else 0)
-        if not 1 <= announcement.round <= last:
+        rounds = study.study.rounds
+        # A model is measured once, when it is finished. Whoever could have any model measured in any round, with one
+        # site more and one less, would learn that site's accuracy and loss on a model of its choosing.
+        closing = round_kind(announcement.kind) is RoundKind.EVALUATE
+        if not (announcement.round == rounds + 1 if closing else 1 <= announcement.round <= rounds):
             raise RefusedError("the round is not one of the study's")
         if not 1 <= announcement.attempt <= study.rounds.attempts:
             raise RefusedError("the attempt is beyond what the study allows")

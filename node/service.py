@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from node.attempt import Participation, SiteServices
 from node.config import NodeFile
+from node.events import NodeListener, StudyRefused, ignore
 from node.policy import Policy
-from node.round import Round, Site
 from node.session import Session
 from node.store import NodeStore, StudyStore
-from node.worker import Executor
+from node.training.executor import Executor
+from node.training.seeds import secret_seed, simulated_seed
 from secure_fl.errors import CertificateError, SecureFLError, StorageError
-from secure_fl.events import Listener, ignore
 from secure_fl.files import write_atomically
 from secure_fl.identity.certificates import utc_now
 from secure_fl.identity.member import Member
+from secure_fl.limits import SESSION_QUEUE
 from secure_fl.privacy.accountant import RecordingAccountant
 from secure_fl.privacy.ledger import Ledger
 from secure_fl.randomness import Randomness, SystemRandomness, UnsafeSeededRandomness
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.study import Study
+from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.study.settings import Study
+from secure_fl.threads import in_thread
 from secure_fl.transport.base import Connector
 
 _APPROVAL_SECONDS = 1.0
@@ -32,11 +38,17 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Participation:
-    study: Study
+class _JoinedStudy:
+    """A study this node takes part in, and the attempt it is in."""
+
+    resolved: ResolvedStudy
     store: StudyStore
-    round: Round | None = None
+    attempt: Participation | None = None
     task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None and not self.task.done()
 
 
 class Node:
@@ -49,7 +61,7 @@ class Node:
         executor: Executor,
         *,
         until_done: bool = False,
-        listener: Listener = ignore,
+        listener: NodeListener = ignore,
     ) -> None:
         credential = file.credential()
         me = credential.certificate
@@ -65,13 +77,15 @@ class Node:
         self._executor = executor
         self._until_done = until_done
         self._listener = listener
-        self._studies: dict[str, _Participation] = {}
+        self._studies: dict[str, _JoinedStudy] = {}
         self._refused: dict[str, bytes] = {}  # offers that an approval may still change
         self._cramped: set[str] = set()  # of those: refused because the disk could not be used
         self._stopping = False
-        self._session = Session(connector, handler=self._handle)
+        self._said: asyncio.Queue[pb.CoordinatorMessage] = asyncio.Queue(SESSION_QUEUE)
+        self._session = Session(connector, handler=self._said.put)
+        self._ending: dict[str, asyncio.Task[None]] = {}  # by study: what is left of attempts that are over
         ledger = Ledger(self._store.ledger, certificate=me, key=credential.signing_key)
-        self._site = Site(
+        self._services = SiteServices(
             file=file,
             me=Member(
                 certificate=me,
@@ -83,18 +97,23 @@ class Node:
             executor=executor,
             session=self._session,
             randomness=self._randomness,
+            training_seed=self._training_seed,
             listener=listener,
         )
 
     async def run(self) -> None:
         """Serve until stopped or, with `until_done`, until every study is closed."""
-        watch = asyncio.create_task(self._watch_approvals())
+        work = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_approvals())]
         try:
             await self._session.run()
         finally:
-            watch.cancel()
-            for participation in self._studies.values():
-                await _cancel(participation)
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            for joined in self._studies.values():
+                await _cancel(joined)
+            if self._ending:
+                await asyncio.wait(list(self._ending.values()))
             await self._executor.close()
 
     @property
@@ -105,35 +124,42 @@ class Node:
     def stop(self) -> None:
         """Leave cleanly and at once: state is on disk after every round, so nothing is lost."""
         self._stopping = True
-        for participation in self._studies.values():
-            if participation.task is not None:
-                participation.task.cancel()
+        for joined in self._studies.values():
+            if joined.task is not None:
+                joined.task.cancel()
         self._session.stop()
 
     # --- what the coordinator says ----------------------------------------------------------------------------
 
-    def _handle(self, message: pb.CoordinatorMessage) -> None:
-        if self._stopping:
-            return
+    async def _listen(self) -> None:
+        """One message after the other, in order and beside the session: what they cause may take a while."""
+        while True:
+            message = await self._said.get()
+            if self._stopping:
+                continue
+            try:
+                await self._handle(message)
+            except Exception:
+                # A node that handles no message any more, and still sends heartbeats, would look well and be deaf.
+                log.exception("a message of the coordinator could not be handled")
+
+    async def _handle(self, message: pb.CoordinatorMessage) -> None:
         match message.WhichOneof("body"):
             case "study_offer":
-                self._consider(message.study_id, message.study_offer.settings)
+                await self._consider(message.study_id, message.study_offer.settings)
             case "announcement":
                 self._announce(message.study_id, message.announcement)
             case "round_closed":
-                self._close_round(message.study_id, message.round_closed)
+                await self._close_round(message.study_id, message.round_closed)
             case "study_closed":
-                self._close_study(message.study_id, message.study_closed)
+                await self._close_study(message.study_id, message.study_closed)
 
-    def _consider(self, study_id: str, settings: bytes) -> None:
+    async def _consider(self, study_id: str, settings: bytes) -> None:
         """Take part in a study, or say by which kind of reason not."""
+        if study_id not in self._studies and (ending := self._ending.get(study_id)) is not None:
+            await asyncio.wait((ending,))  # It was closed a moment ago, and may still write its files.
         try:
-            study = Study.from_canonical(settings)
-            self._policy.check_study(study_id, study, self._store.approvals())
-            if study_id not in self._studies:
-                store = self._store.study(study_id)
-                write_atomically(store.settings, settings)
-                self._studies[study_id] = _Participation(study, store)
+            joined = await in_thread(self._examine, study_id, settings)
         except SecureFLError as error:
             if len(self._refused) < _REMEMBERED_OFFERS:
                 self._refused[study_id] = settings
@@ -143,15 +169,26 @@ class Node:
                 error.message,
                 f" → {error.hint}" if error.hint else "",
             )
-            self._listener("refused", {"study_id": study_id, "code": error.code})
+            self._listener(StudyRefused(study_id=study_id, code=error.code))
             answer = pb.StudyAnswer(accepted=False, refusal=error.code)
             if isinstance(error, StorageError):
                 self._cramped.add(study_id)
         else:
             # Offered again after a broken link: a round under way goes on.
+            self._studies.setdefault(study_id, joined)
             answer = pb.StudyAnswer(accepted=True)
             self._cramped.discard(study_id)
         self._session.say(pb.NodeMessage(study_id=study_id, study_answer=answer))
+
+    def _examine(self, study_id: str, settings: bytes) -> _JoinedStudy:
+        """Whether this site can and will take part: raises if not. What it agreed to is on disk then."""
+        study = Study.from_canonical(settings)
+        self._policy.check_study(study_id, study, self._store.approvals())
+        if (joined := self._studies.get(study_id)) is not None:
+            return joined
+        store = self._store.study(study_id)
+        write_atomically(store.settings, settings)
+        return _JoinedStudy(ResolvedStudy.of(study), store)
 
     async def _watch_approvals(self) -> None:
         """Look again at refused offers when the site operator has approved something, or the disk had no room."""
@@ -159,51 +196,78 @@ class Node:
         while True:
             await asyncio.sleep(_APPROVAL_SECONDS)
             with contextlib.suppress(SecureFLError):  # An unreadable list approves nothing; offers are checked anyway.
-                known, before = self._store.approvals(), known
+                known, before = await in_thread(self._store.approvals), known
                 for study_id in ((known - before) | self._cramped) & self._refused.keys():
-                    self._consider(study_id, self._refused.pop(study_id))
+                    offer = pb.StudyOffer(settings=self._refused.pop(study_id))
+                    await self._said.put(pb.CoordinatorMessage(study_id=study_id, study_offer=offer))
 
     def _announce(self, study_id: str, announcement: pb.PhaseAnnouncement) -> None:
-        participation = self._studies.get(study_id)
-        if participation is None:
+        joined = self._studies.get(study_id)
+        if joined is None:
             log.warning("an announcement for a study this node has not accepted")
             return
-        current = participation.round
-        if current is not None and current.key == (announcement.round, announcement.attempt):
+        current, key = joined.attempt, (announcement.round, announcement.attempt)
+        if current is not None and current.key == key:
             current.announce(announcement)
             return
-        running = participation.task is not None and not participation.task.done()
-        if running and not Round.begins(participation.study, announcement):
-            # A node meets every attempt in its first phase. Otherwise a coordinator could restart its rounds at will.
-            log.warning("phase %r of an attempt that this node is not in", announcement.phase)
+        if current is not None and joined.is_running:
+            if not Participation.begins(joined.resolved, announcement):
+                # A node meets every attempt in its first phase: a coordinator cannot restart its rounds at will.
+                log.warning("phase %r of an attempt that this node is not in", announcement.phase)
+                return
+            if key < current.key:
+                log.warning("an attempt that is over was announced again")
+                return
+        try:
+            attempt = Participation(self._services, joined.resolved, joined.store, announcement)
+        except SecureFLError as error:
+            log.warning("an announcement that makes no sense: %s", error.message)
             return
-        if participation.task is not None:
-            participation.task.cancel()
-        earlier = participation.task
-        current = Round(self._site, participation.study, participation.store, announcement)
-        participation.round = current
-        participation.task = asyncio.create_task(_after(earlier, current))
+        if joined.task is not None:
+            joined.task.cancel()
+        earlier, joined.attempt = joined.task, attempt
+        joined.task = asyncio.create_task(_after(earlier, attempt))
 
-    def _close_round(self, study_id: str, closed: pb.RoundClosed) -> None:
-        participation = self._studies.get(study_id)
-        if participation is None:
+    async def _close_round(self, study_id: str, closed: pb.RoundClosed) -> None:
+        joined = self._studies.get(study_id)
+        if joined is None:
             return
-        participation.store.forget()
-        if participation.round is None or participation.task is None:
-            return
-        if participation.round.key == (closed.round, closed.attempt) and not participation.task.done():
+        key = (closed.round, closed.attempt)
+        if joined.attempt is not None and joined.attempt.key == key and joined.is_running:
             # The round went on without this node, or failed: training further would be for nothing.
-            participation.task.cancel()
+            self._end(study_id, joined, partial(joined.store.forget_attempt, *key))
+        else:
+            await in_thread(joined.store.forget_attempt, *key)
 
-    def _close_study(self, study_id: str, closed: pb.StudyClosed) -> None:
+    async def _close_study(self, study_id: str, closed: pb.StudyClosed) -> None:
         log.info("study %s is %s", study_id[:12], "finished" if closed.finished else f"aborted ({closed.reason})")
-        participation = self._studies.pop(study_id, None)
-        if participation is not None:
-            participation.store.forget()
-            if participation.task is not None:
-                participation.task.cancel()
+        joined = self._studies.pop(study_id, None)
+        if joined is not None:
+            self._end(study_id, joined, joined.store.forget)
         if self._until_done and not self._studies:
             self.stop()
+
+    def _end(self, study_id: str, joined: _JoinedStudy, forget: Callable[[], None]) -> None:
+        """Cancel what runs; once it has let go of its files, erase what was remembered of it."""
+        running, earlier = joined.task, self._ending.get(study_id)
+        if running is not None:
+            running.cancel()
+
+        async def end() -> None:
+            for task in (earlier, running):
+                if task is not None:
+                    await asyncio.wait((task,))
+            try:
+                await in_thread(forget)
+            except OSError as error:
+                log.warning("what was remembered of an attempt cannot be erased (%s)", error.strerror)
+
+        self._ending[study_id] = asyncio.create_task(end())
+
+    def _training_seed(self, resolved: ResolvedStudy, number: int, attempt: int) -> int:
+        if self._file.simulation is None:
+            return secret_seed(self._store.secret(), resolved.id, number, attempt)
+        return simulated_seed(resolved.study.study.seed, self._file.node.name, number, attempt)
 
     def _randomness(self, *context: str) -> Randomness:
         if self._file.simulation is None:
@@ -211,19 +275,21 @@ class Node:
         return UnsafeSeededRandomness(self._file.simulation.seed, self._file.node.name, *context)
 
 
-async def _after(earlier: asyncio.Task[None] | None, current: Round) -> None:
-    """Start a round once the one before has let go of its files, and the one before that: cancelled, it still waits."""
-    if earlier is not None:
+async def _after(earlier: asyncio.Task[None] | None, current: Participation) -> None:
+    """Start once the one before has let go of its files, and the one before that: however often it is cancelled."""
+    cancelled = False
+    while earlier is not None and not earlier.done():
         try:
-            await asyncio.wait([earlier])
+            await asyncio.wait((earlier,))
         except asyncio.CancelledError:
-            await asyncio.wait([earlier])
-            raise
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
     await current.run()
 
 
-async def _cancel(participation: _Participation) -> None:
-    if participation.task is not None:
-        participation.task.cancel()
+async def _cancel(joined: _JoinedStudy) -> None:
+    if joined.task is not None:
+        joined.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await participation.task
+            await joined.task

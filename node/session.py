@@ -22,27 +22,27 @@ from secure_fl.errors import (
     StorageError,
     TooManyRequestsError,
 )
-from secure_fl.limits import SESSION_QUEUE
+from secure_fl.limits import CHUNK_BYTES, SESSION_QUEUE
+from secure_fl.messages import require
 from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.threads import in_thread_whole
 from secure_fl.transport.base import Connector, CoordinatorLink
-from secure_fl.wire import check_coordinator_message, chunks, negotiate, our_versions, require
+from secure_fl.transport.objects import IncomingObject
+from secure_fl.transport.pace import Backoff, transfer_seconds
+from secure_fl.transport.wire import check_coordinator_message, chunks, negotiate, our_versions
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE = 0.25
-_LONGEST_PAUSE = 30.0
 _WELCOME_SECONDS = 20.0
 _GOODBYE_SECONDS = 1.0
-# Deadlines of transfers: a fixed part and one that grows with the size (256 KiB/s is a very slow line).
-_TRANSFER_SECONDS = 60.0
-_SLOWEST_BYTES_PER_SECOND = 256 * 1024
+_QUESTION_SECONDS = 20.0
 _CORRUPT_TRANSFERS = 3
 
 # Worth another try: the link broke, or the coordinator was busy with us.
 _TRANSIENT = (NetworkError, NotConnectedError, TooManyRequestsError)
 
 T = TypeVar("T")
-Handler = Callable[[pb.CoordinatorMessage], None]
+Handler = Callable[[pb.CoordinatorMessage], Awaitable[None]]
 
 
 class Session:
@@ -52,11 +52,11 @@ class Session:
         self._connector = connector
         self._handler = handler
         self._jitter = jitter
+        self._backoff = Backoff(jitter=jitter)
         self._outgoing: asyncio.Queue[pb.NodeMessage | None] = asyncio.Queue()
         self._link: CoordinatorLink | None = None
         self._connected = asyncio.Event()
         self._stop = asyncio.Event()
-        self._pause = _FIRST_PAUSE
 
     async def run(self) -> None:
         """Connect, converse, and on a broken link begin again, until `stop`.
@@ -87,12 +87,11 @@ class Session:
                 raise outcome
 
     async def _rest(self, error: SecureFLError) -> None:
-        """Pause before the next try, longer every time. Jitter: a coordinator's nodes do not all knock at once."""
+        """Pause before the next try, longer every time."""
         if not self._stop.is_set():
-            log.warning("%s; next try in about %.1f s", error.message, self._pause)
+            log.warning("%s; next try in about %.1f s", error.message, self._backoff.pause)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), self._pause * (0.5 + self._jitter() / 2))
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            await asyncio.wait_for(self._stop.wait(), self._backoff.next())
 
     @property
     def connected(self) -> bool:
@@ -109,33 +108,52 @@ class Session:
         if self._outgoing.qsize() < SESSION_QUEUE:  # A coordinator that does not listen is not talked to.
             self._outgoing.put_nowait(message)
 
-    async def upload(self, header: pb.UploadHeader, bulk: bytes) -> pb.UploadReceipt:
-        """Send one answer, again and again with the same bytes, until it is acknowledged or refused."""
-        seconds = _TRANSFER_SECONDS + len(bulk) / _SLOWEST_BYTES_PER_SECOND
+    async def upload(self, header: pb.UploadHeader, bulk: bytes | memoryview) -> pb.UploadReceipt:
+        """Send one answer until it is acknowledged or refused: always the same bytes, after a cut from there on."""
+        query = pb.UploadQuery(
+            study_id=header.study_id, round=header.round, attempt=header.attempt, upload_id=header.upload_id
+        )
+        again = False
 
         async def transfer(link: CoordinatorLink) -> pb.UploadReceipt:
+            nonlocal again
+            offset = 0
             try:
-                return await link.upload(_parts(header, bulk), timeout=seconds)
+                if again and len(bulk) > CHUNK_BYTES:
+                    offset = (await link.uploaded(query, timeout=_QUESTION_SECONDS)).received
+                again = True
+                return await link.upload(_parts(header, bulk, offset), timeout=transfer_seconds(len(bulk)))
             except StorageError as error:
                 # The coordinator's disk, not ours: it may have room again before the deadline.
                 raise NotConnectedError(error.message) from error
 
         return await self._persist(transfer)
 
-    async def download(
-        self,
-        study_id: str,
-        reference: pb.ObjectRef,
-        receive: Callable[[AsyncIterator[pb.Chunk]], Awaitable[None]],
-    ) -> None:
-        """Fetch one object into `receive`, which checks its digest; again from the start if the link breaks."""
-        seconds = _TRANSFER_SECONDS + reference.size / _SLOWEST_BYTES_PER_SECOND
-        request = pb.DownloadRequest(study_id=study_id, sha256=reference.sha256)
-        await self._persist(lambda link: receive(_of_study(study_id, link.download(request, timeout=seconds))))
+    async def download(self, study_id: str, incoming: IncomingObject, *, durable: bool = False) -> None:
+        """Fetch one object, after a broken link from where it broke. It is whole, and what was announced, or raises."""
+        reference = incoming.reference
+
+        async def transfer(link: CoordinatorLink) -> None:
+            request = pb.DownloadRequest(study_id=study_id, sha256=reference.sha256, offset=incoming.position)
+            try:
+                if incoming.position < reference.size:
+                    async for chunk in link.download(request, timeout=transfer_seconds(reference.size)):
+                        require(chunk.study_id == study_id, "a chunk belongs to another study")
+                        await in_thread_whole(incoming.write, chunk)
+                await in_thread_whole(incoming.finish, durable=durable)
+            except MalformedMessageError:
+                await in_thread_whole(incoming.discard)  # Nothing of it can be trusted: from the start.
+                raise
+
+        try:
+            await self._persist(transfer)
+        finally:
+            await in_thread_whole(incoming.discard)
 
     async def _persist(self, transfer: Callable[[CoordinatorLink], Awaitable[T]]) -> T:
         """Try a transfer on every link there is, until it succeeds or fails for good."""
         corrupt = 0
+        backoff = Backoff(jitter=self._jitter)
         while True:
             link = await self._live_link()
             try:
@@ -148,7 +166,7 @@ class Session:
                 if type(error) not in _TRANSIENT:
                     raise
                 log.warning("a transfer failed (%s); it will be tried again", error.code)
-            await asyncio.sleep(_FIRST_PAUSE * (1 + self._jitter()))
+            await asyncio.sleep(backoff.next())
 
     async def _live_link(self) -> CoordinatorLink:
         while self._link is None or not self._connected.is_set():
@@ -172,7 +190,7 @@ class Session:
         beat = max(0.1, welcome.welcome.heartbeat_ms / 1000)
         log.info("connected to the coordinator (%s)", welcome.welcome.software)
         self._connected.set()
-        self._pause = _FIRST_PAUSE
+        self._backoff.reset()
         heart = asyncio.create_task(self._heartbeat(beat))
         try:
             while True:
@@ -180,7 +198,7 @@ class Session:
                     message = await anext(messages)
                 check_coordinator_message(message)
                 if message.WhichOneof("body") not in ("heartbeat", "welcome"):
-                    self._handler(message)
+                    await self._handler(message)
         except TimeoutError:
             raise NetworkError("the coordinator fell silent") from None
         except StopAsyncIteration:
@@ -209,13 +227,7 @@ class Session:
             await link.close()
 
 
-async def _parts(header: pb.UploadHeader, bulk: bytes) -> AsyncIterator[pb.UploadPart]:
+async def _parts(header: pb.UploadHeader, bulk: bytes | memoryview, offset: int) -> AsyncIterator[pb.UploadPart]:
     yield pb.UploadPart(header=header)
-    for chunk in chunks(bulk, study_id=header.study_id):
+    for chunk in chunks(bulk, study_id=header.study_id, offset=offset):
         yield pb.UploadPart(chunk=chunk)
-
-
-async def _of_study(study_id: str, parts: AsyncIterator[pb.Chunk]) -> AsyncIterator[pb.Chunk]:
-    async for chunk in parts:
-        require(chunk.study_id == study_id, "a chunk belongs to another study")
-        yield chunk

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 from pydantic import TypeAdapter
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
-from secure_fl.blocks import DTYPE, Blocks, Vector
-from secure_fl.errors import MalformedMessageError, RefusedError, StorageError
-from secure_fl.files import publish, write_atomically
-from secure_fl.protect.memory import CombinationRows, OpenedRow, new_rows
-from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.errors import RefusedError, StorageError
+from secure_fl.files import write_atomically, write_private
+from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
+from secure_fl.randomness import SystemRandomness
 
-_ROUND = re.compile(r"(personal|combination)-(\d+)\.safetensors")
+_ROUND = re.compile(r"(personal|combination|state)-(\d+)\.(safetensors|json)")
+_SECRET_BYTES = 32
 _SPENT = "spent"  # in place of a digest: no cohort has this one
 
 T = TypeVar("T")
@@ -39,6 +36,7 @@ class StudyStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._lock = threading.Lock()  # over what is decided once: it is read and written as one
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -67,7 +65,7 @@ class StudyStore:
         return self.folder / "rows.jsonl"
 
     def latest(self, kind: str, *, before: int) -> Path | None:
-        """The newest `personal` or `combination` file of a round before `before`."""
+        """The newest `personal`, `state` or `combination` file of a round before `before`."""
         numbers = [
             int(match[2])
             for path in self.folder.iterdir()
@@ -81,8 +79,8 @@ class StudyStore:
         return opened if opened is not None and (kept is None or _round(opened) >= _round(kept)) else None
 
     def path(self, kind: str, number: int) -> Path:
-        """Where a round's `personal` or `combination` blocks go."""
-        return self.folder / f"{kind}-{number}.safetensors"
+        """Where a round's `personal` or `combination` blocks go, or what the strategy remembers (`state`)."""
+        return self.folder / f"{kind}-{number}.{'json' if kind == 'state' else 'safetensors'}"
 
     def keep_distances(self, squared: Mapping[str, float]) -> None:
         """How far peers' features are from this site's, squared: until they are compared again."""
@@ -107,8 +105,10 @@ class StudyStore:
         Two cohorts that differ by one site reveal that site's update, so an attempt has one cohort for ever, and time
         does not run backwards, whatever the coordinator says and however often this node restarts.
         """
-        path = self.folder / "cursor.json"
-        mine = (number, attempt, cohort.hex())
+        with self._lock:
+            self._advance(self.folder / "cursor.json", (number, attempt, cohort.hex()))
+
+    def _advance(self, path: Path, mine: tuple[int, int, str]) -> None:
         last = read_cursor(path)
         if mine[:2] < last[:2] or (mine[:2] == last[:2] and mine != last):
             raise RefusedError(
@@ -119,13 +119,37 @@ class StudyStore:
             self.forget()
             write_atomically(path, json.dumps(mine).encode())
 
+    def fix_base(self, number: int, digest: bytes) -> None:
+        """Note which model a round begins from, in every attempt. Raises `RefusedError` if it was another before.
+
+        Two answers to one round from models of the coordinator's choosing would tell how this site's training answers
+        to the difference.
+        """
+        with self._lock:
+            self._fix_base(self.folder / "base.json", (number, digest.hex()))
+
+    def _fix_base(self, path: Path, mine: tuple[int, str]) -> None:
+        fixed = read_json(path, Base)
+        if fixed == mine:
+            return
+        if fixed is not None and fixed[0] >= mine[0]:
+            raise RefusedError(
+                "this round was announced with another model before",
+                advice="if the coordinator was restored from a backup, stop the study there and submit a new one",
+            )
+        write_atomically(path, json.dumps(mine).encode())
+
     def spend(self, number: int, attempt: int) -> None:
         """Note that an attempt went beyond its first phase: from now on `advance` refuses it, with any sites.
 
         Who is invited does not decide who is in a sum; who answers does. Gone through twice, one attempt trains the
         same update twice, and two sums of it over survivors that differ by one site reveal that site's.
         """
-        write_atomically(self.folder / "cursor.json", json.dumps((number, attempt, _SPENT)).encode())
+        path = self.folder / "cursor.json"
+        with self._lock:
+            if read_cursor(path)[:2] > (number, attempt):
+                raise RefusedError("a later attempt has begun here")  # Time does not run backwards.
+            write_atomically(path, json.dumps((number, attempt, _SPENT)).encode())
 
     def require_under_way(self, number: int, attempt: int) -> None:
         """Raise `RefusedError` unless this node has gone beyond the first phase of just this attempt."""
@@ -141,13 +165,17 @@ class StudyStore:
         for path in self.folder.glob("memory-*.bin"):
             path.unlink(missing_ok=True)
 
+    def forget_attempt(self, number: int, attempt: int) -> None:
+        """The same for one of them: the next one may have begun."""
+        (self.folder / f"memory-{number}-{attempt}.bin").unlink(missing_ok=True)
+
     def scratch(self, name: str) -> Path:
         """A file of the round under way."""
         return self.folder / f"scratch-{name}"
 
-    def clear_scratch(self) -> None:
-        """After a round, however it went."""
-        for path in self.folder.glob("scratch-*"):
+    def clear_scratch(self, number: int, attempt: int) -> None:
+        """After an attempt, however it went."""
+        for path in self.folder.glob(f"scratch-{number}-{attempt}-*"):
             path.unlink(missing_ok=True)
 
     def tidy(self, *, number: int) -> None:
@@ -156,27 +184,6 @@ class StudyStore:
             match = _ROUND.fullmatch(path.name)
             if match and int(match[2]) < number - 1:
                 path.unlink(missing_ok=True)
-
-    async def receive(self, reference: pb.ObjectRef, chunks: AsyncIterator[pb.Chunk], path: Path) -> None:
-        """Write a download to `path`; raise and leave nothing unless it is exactly what was announced."""
-        temporary = path.with_name(f"{path.name}.part")
-        digest = hashlib.sha256()
-        position = 0
-        try:
-            with temporary.open("wb") as file:
-                async for chunk in chunks:
-                    position += len(chunk.data)
-                    if chunk.offset + len(chunk.data) != position or position > reference.size:
-                        raise MalformedMessageError("a download is out of order or too long")
-                    digest.update(chunk.data)
-                    file.write(chunk.data)
-            if position != reference.size or digest.digest() != reference.sha256:
-                raise MalformedMessageError("a download does not match its digest")
-            publish(temporary, path)
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be written ({error.strerror})") from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +217,7 @@ class AttemptMemory:
             write_atomically(self.openings, json.dumps([*earlier, *new]).encode(), mode=0o600)
 
 
+Base = TypeAdapter(tuple[int, str])
 Distances = TypeAdapter(dict[str, float])
 Asked = TypeAdapter(list[dict[str, int]])
 Openings = TypeAdapter(list[tuple[str, dict[str, int]]])
@@ -236,22 +244,6 @@ def read_cursor(path: Path) -> tuple[int, int, str]:
         raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
 
 
-def save_blocks(path: Path, blocks: Blocks) -> None:
-    """Blocks as flat vectors in a safetensors file."""
-    write_atomically(path, save({name: np.ascontiguousarray(vector) for name, vector in blocks.items()}))
-
-
-def load_blocks(path: Path | None) -> dict[str, Vector]:
-    """The inverse of `save_blocks`; nothing for None."""
-    if path is None:
-        return {}
-    try:
-        stored: Mapping[str, Vector] = load(path.read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
-    return {name: np.asarray(vector, DTYPE) for name, vector in stored.items()}
-
-
 def _round(path: Path) -> int:
     match = _ROUND.fullmatch(path.name)
     return int(match[2]) if match else 0
@@ -267,6 +259,19 @@ class NodeStore:
     def ledger(self) -> Path:
         """The privacy ledger, one per node."""
         return self.folder / "ledger.jsonl"
+
+    def secret(self) -> bytes:
+        """A secret of this node, made when it is first needed. Raises `StorageError`."""
+        path = self.folder / "secret.key"
+        try:
+            if not path.exists():
+                write_private(path, SystemRandomness().bytes(_SECRET_BYTES))
+            secret = path.read_bytes()
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
+        if len(secret) != _SECRET_BYTES:
+            raise StorageError(f"{path}: is not a secret of this node", advice="remove it; the node makes another one")
+        return secret
 
     def study(self, study_id: str) -> StudyStore:
         """One study's files. `study_id` was checked to be 64 hexadecimal digits."""

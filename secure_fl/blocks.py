@@ -150,10 +150,15 @@ class Layout:
             joined[shape.name] = np.concatenate(parts) if parts else np.zeros(0, DTYPE)
         return joined
 
-    def flatten(self, blocks: Blocks) -> bytes:
-        """All blocks as one run of raw little-endian bytes, in order."""
+    def pieces(self, blocks: Blocks) -> Iterator[memoryview]:
+        """All blocks as raw little-endian bytes, in order and without a copy of the whole: what a model travels as."""
         self.check(blocks)
-        return b"".join(np.ascontiguousarray(blocks[name]).tobytes() for name in self.names)
+        for name in self.names:
+            yield np.ascontiguousarray(blocks[name]).data.cast("B") if blocks[name].size else memoryview(b"")
+
+    def flatten(self, blocks: Blocks) -> bytes:
+        """The same as one run of bytes: a copy."""
+        return b"".join(self.pieces(blocks))
 
     def unflatten(self, raw: bytes | memoryview | npt.NDArray[np.uint8]) -> dict[str, Vector]:
         """The inverse of `flatten` (views into `raw`, no copy)."""
@@ -169,12 +174,17 @@ class Layout:
         return blocks
 
     def digest(self, blocks: Blocks) -> bytes:
-        """SHA-256 over names, shapes and values: the identity of one version of a model."""
-        self.check(blocks)
-        digest = hashlib.sha256(b"secure-fl model v1\x00")
+        """The identity of one version of a model: of its names, shapes and values."""
+        content = hashlib.sha256()
+        for piece in self.pieces(blocks):
+            content.update(piece)
+        return self.digest_of(content.digest())
+
+    def digest_of(self, content: bytes) -> bytes:
+        """The same, where the SHA-256 of all `pieces` is known: nobody hashes a model twice."""
+        digest = hashlib.sha256(b"secure-fl model v2\x00" + content)
         for shape in self.shapes:
             digest.update(repr((shape.name, [(t.name, t.shape) for t in shape.tensors])).encode())
-            digest.update(np.ascontiguousarray(blocks[shape.name]).data)
         return digest.digest()
 
 

@@ -1,8 +1,9 @@
 """Every failure the product names.
 
-One root, structured fields, and three facts about each class that the edges need: the process exit code,
-the gRPC status it travels as, and the advice a person gets. The transport carries the class name
-(`code`) and nothing of the message, so an error text never crosses from one party to the other.
+One root, structured fields, and four facts about each class that the edges need: the process exit code, the gRPC status
+it travels as, the advice a person gets, and `code`, the name under which it crosses the wire and stands in stores and
+logs. A code is written out and never changes, whatever becomes of the class's name. The transport carries the code and
+nothing of the message, so an error text never crosses from one party to the other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import ClassVar
 class SecureFLError(Exception):
     """The root of everything raised on purpose."""
 
+    code: ClassVar[str] = "SecureFL"
     exit_code: ClassVar[int] = 1
     status: ClassVar[str] = "INTERNAL"
     advice: ClassVar[str] = ""
@@ -22,21 +24,19 @@ class SecureFLError(Exception):
         self.message = message
         self.hint = self.advice if advice is None else advice
 
-    @property
-    def code(self) -> str:
-        """The stable name under which this error crosses the wire and appears in logs."""
-        return type(self).__name__.removesuffix("Error")
-
 
 class UsageError(SecureFLError):
     """The command line asks for something that does not exist or does not fit together."""
 
+    code = "Usage"
     exit_code = 2
     status = "INVALID_ARGUMENT"
 
 
 class DoubtError(SecureFLError):
     """`secure-fl doctor`: works now, but not for long or not well."""
+
+    code = "Doubt"
 
 
 # --- settings ---------------------------------------------------------------------------------------------
@@ -45,12 +45,15 @@ class DoubtError(SecureFLError):
 class SettingsError(SecureFLError):
     """A study or node file is missing, malformed or contradicts itself."""
 
+    code = "Settings"
     exit_code = 3
     status = "INVALID_ARGUMENT"
 
 
 class UnknownNameError(SettingsError):
     """A strategy, task, protection or key that does not exist."""
+
+    code = "UnknownName"
 
     def __init__(self, kind: str, name: str, *, nearest: str | None, known: tuple[str, ...]) -> None:
         suggestion = f"; did you mean {nearest!r}?" if nearest else ""
@@ -63,6 +66,7 @@ class UnknownNameError(SettingsError):
 class LayoutMismatchError(SettingsError):
     """Two parties' models do not have the same blocks, shapes or dtypes."""
 
+    code = "LayoutMismatch"
     status = "FAILED_PRECONDITION"
     advice = "install the same version of the task at every site and compare the study's [task] settings"
 
@@ -70,12 +74,14 @@ class LayoutMismatchError(SettingsError):
 class ModelTooLargeError(SettingsError):
     """A model is larger than a party is willing to hold."""
 
+    code = "ModelTooLarge"
     status = "FAILED_PRECONDITION"
 
 
 class DataError(SettingsError):
     """The local data cannot be read or do not fit the task."""
 
+    code = "Data"
     status = "FAILED_PRECONDITION"
 
 
@@ -85,6 +91,7 @@ class DataError(SettingsError):
 class NetworkError(SecureFLError):
     """The other side cannot be reached, or the link broke."""
 
+    code = "Network"
     exit_code = 4
     status = "UNAVAILABLE"
     advice = "check the address, the firewall and the proxy settings; the node retries by itself"
@@ -93,12 +100,14 @@ class NetworkError(SecureFLError):
 class PortInUseError(NetworkError):
     """The coordinator cannot listen where it was told to."""
 
+    code = "PortInUse"
     advice = "stop the other process or choose another port (port 0 takes a free one)"
 
 
 class VersionMismatchError(NetworkError):
     """The two parties share no protocol version."""
 
+    code = "VersionMismatch"
     status = "FAILED_PRECONDITION"
     advice = "upgrade the older side; one version of skew is supported"
 
@@ -106,6 +115,7 @@ class VersionMismatchError(NetworkError):
 class MalformedMessageError(NetworkError):
     """A message breaks the wire contract: a bound, a missing field, a wrong digest."""
 
+    code = "MalformedMessage"
     status = "INVALID_ARGUMENT"
     advice = "both sides should run a released version; this message was dropped"
 
@@ -113,6 +123,7 @@ class MalformedMessageError(NetworkError):
 class NotConnectedError(NetworkError):
     """A request outside a live session."""
 
+    code = "NotConnected"
     status = "FAILED_PRECONDITION"
     advice = "the node reconnects and asks again"
 
@@ -120,6 +131,7 @@ class NotConnectedError(NetworkError):
 class TooManyRequestsError(NetworkError):
     """A peer wants more of the server at once than its share."""
 
+    code = "TooManyRequests"
     status = "RESOURCE_EXHAUSTED"
     advice = "wait; if this is no mistake, raise [limits] in the coordinator's file"
 
@@ -130,6 +142,7 @@ class TooManyRequestsError(NetworkError):
 class IdentityError(SecureFLError):
     """A certificate, key or signature is not acceptable."""
 
+    code = "Identity"
     exit_code = 5
     status = "UNAUTHENTICATED"
 
@@ -137,22 +150,27 @@ class IdentityError(SecureFLError):
 class CertificateError(IdentityError):
     """A certificate is unknown, expired, revoked, of the wrong role, or does not belong to its key."""
 
+    code = "Certificate"
     advice = "ask the consortium for a valid certificate (`secure-fl pki list` shows what was issued)"
 
 
 class CoordinatorMismatchError(IdentityError):
     """The coordinator that answered is not the one in the node's file."""
 
+    code = "CoordinatorMismatch"
     advice = "do not connect; compare the fingerprint with the consortium out of band"
 
 
 class SignatureError(IdentityError):
     """A signature does not verify under the enrolled key."""
 
+    code = "Signature"
+
 
 class NotEnrolledError(IdentityError):
     """The peer is not in the roster of the study it speaks about."""
 
+    code = "NotEnrolled"
     status = "PERMISSION_DENIED"
 
 
@@ -162,6 +180,7 @@ class NotEnrolledError(IdentityError):
 class RoundError(SecureFLError):
     """A round cannot go on as asked."""
 
+    code = "Round"
     exit_code = 7
     status = "FAILED_PRECONDITION"
 
@@ -169,6 +188,7 @@ class RoundError(SecureFLError):
 class LateMessageError(RoundError):
     """An answer to a phase that is over."""
 
+    code = "LateMessage"
     status = "DEADLINE_EXCEEDED"
     advice = "the node waits for the next round"
 
@@ -176,12 +196,15 @@ class LateMessageError(RoundError):
 class ConflictingUploadError(RoundError):
     """A second, different answer to a phase already answered."""
 
+    code = "ConflictingUpload"
     status = "ALREADY_EXISTS"
     advice = "an answer is sent once; a retry must be byte-identical"
 
 
 class CohortTooSmallError(RoundError):
     """Fewer contributors than the study or a site demands."""
+
+    code = "CohortTooSmall"
 
     def __init__(self, *, have: int, need: int, what: str = "round") -> None:
         super().__init__(
@@ -195,14 +218,19 @@ class CohortTooSmallError(RoundError):
 class StudyAbortedError(RoundError):
     """The study ended before its last round."""
 
+    code = "StudyAborted"
+
 
 class StudyStoppedError(StudyAbortedError):
     """The study lead ended the study."""
+
+    code = "StudyStopped"
 
 
 class UnknownStudyError(RoundError):
     """The coordinator has no such study."""
 
+    code = "UnknownStudy"
     status = "NOT_FOUND"
     advice = "`secure-fl study status` lists the studies of a coordinator"
 
@@ -210,6 +238,7 @@ class UnknownStudyError(RoundError):
 class RefusedError(RoundError):
     """A site's own policy does not allow what was asked."""
 
+    code = "Refused"
     status = "PERMISSION_DENIED"
     advice = "the site operator decides; see [policy] in the node file"
 
@@ -217,22 +246,27 @@ class RefusedError(RoundError):
 class NonFiniteUpdateError(RoundError):
     """Training produced NaN or infinity; nothing of it may leave the node."""
 
+    code = "NonFiniteUpdate"
     advice = "lower strategy.learning_rate or check the local data; the node sits this round out"
 
 
 class ProtectionError(RoundError):
     """A protection's message or state is not acceptable."""
 
+    code = "Protection"
+
 
 class OverflowInvariantError(ProtectionError):
     """A sum could leave the fixed-point ring. Refused before anything is sent, never wrapped."""
 
+    code = "OverflowInvariant"
     advice = "lower protection.bits or the number of nodes"
 
 
 class ReleaseRefusedError(ProtectionError):
     """Opening this would show too much of one node to a coalition of others. Refused before any share is sent."""
 
+    code = "ReleaseRefused"
     advice = "let more sites take part, or spread the weights more evenly over them"
 
     def __init__(
@@ -247,9 +281,13 @@ class ReleaseRefusedError(ProtectionError):
 class RestartedError(RoundError):
     """The node restarted in mid-round; its secrets of that round are gone, as they should be."""
 
+    code = "Restarted"
+
 
 class TrainingError(RoundError):
     """Local training failed or its process died."""
+
+    code = "Training"
 
 
 # --- storage ----------------------------------------------------------------------------------------------
@@ -258,6 +296,7 @@ class TrainingError(RoundError):
 class StorageError(SecureFLError):
     """A folder or database cannot be read or written."""
 
+    code = "Storage"
     exit_code = 6
     status = "RESOURCE_EXHAUSTED"
     advice = "check free space and permissions of the folder, then start again: nothing committed is lost"
@@ -266,6 +305,7 @@ class StorageError(SecureFLError):
 class SchemaError(StorageError):
     """A store or ledger was written by a newer version."""
 
+    code = "Schema"
     status = "FAILED_PRECONDITION"
     advice = "upgrade secure-fl; the file was left untouched"
 
@@ -273,6 +313,7 @@ class SchemaError(StorageError):
 class LedgerError(StorageError):
     """A privacy ledger is not whole."""
 
+    code = "Ledger"
     advice = "keep the file as it is and find out what changed it; the site sits out its running studies until then"
 
 
@@ -281,7 +322,7 @@ def by_code(code: str) -> type[SecureFLError]:
     pending: list[type[SecureFLError]] = [SecureFLError]
     while pending:
         cls = pending.pop()
-        if cls.__name__ == f"{code}Error":
+        if cls.code == code:
             return cls
         pending.extend(cls.__subclasses__())
     return SecureFLError
@@ -289,7 +330,7 @@ def by_code(code: str) -> type[SecureFLError]:
 
 def known_code(code: str) -> str:
     """`code` if it is one of ours, the root's otherwise: what another party wrote goes no further."""
-    return by_code(code).__name__.removesuffix("Error")
+    return by_code(code).code
 
 
 def rebuild(code: str, message: str, *, advice: str | None = None) -> SecureFLError:

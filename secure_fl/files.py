@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,12 +19,18 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
     Raises `StorageError` when the disk is full or the folder is not writable; the old file is then intact.
     """
+    write_pieces(path, (content,), mode=mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, mode: int = 0o644) -> None:
+    """The same for content that comes in pieces: they are never joined in memory."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         publish(temporary, path)
@@ -69,3 +76,9 @@ def only_process(folder: Path) -> Iterator[None]:
 def write_private(path: Path, content: bytes) -> None:
     """Write a private key: mode 0600 from its first byte on."""
     write_atomically(path, content, mode=0o600)
+
+
+def sha256_of(path: Path) -> bytes:
+    """The digest of a file's content, read in pieces. Raises `OSError`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

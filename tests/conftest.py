@@ -1,4 +1,4 @@
-"""The table of faults, printed after the tests, whichever process ran them."""
+"""What tests of several rooms share: two sites of one consortium, and the table of faults, printed at the end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,35 @@ from typing import Any
 
 import pytest
 
-from tests.support.fault_table import TABLE
+from secure_fl.identity.authority import Authority
+from secure_fl.identity.credential import Credential
+from tests.support.fault_table import TABLE, FaultTable
 
 _LINES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def consortium(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Made once: certificates cost time, and no test changes them. tests/identity has an `authority` per test."""
+    return Authority.create(tmp_path_factory.mktemp("authority"), consortium="Heart Study")
+
+
+@pytest.fixture(scope="session")
+def north(consortium: Authority) -> Credential:
+    """One of its sites."""
+    return consortium.issue("node", "north")
+
+
+@pytest.fixture(scope="session")
+def south(consortium: Authority) -> Credential:
+    """Another one."""
+    return consortium.issue("node", "south")
+
+
+@pytest.fixture(scope="session")
+def fault_table(pytestconfig: pytest.Config) -> FaultTable:
+    """One table for all tests of a process."""
+    return pytestconfig.stash.setdefault(TABLE, FaultTable())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from secure_fl import tasks
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 from secure_fl.tasks.model_blocks import initial_blocks
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from secure_fl import traces
 from secure_fl.bench.features import data_of
-from secure_fl.study import Study
+from secure_fl.results import traces
+from secure_fl.study.settings import Study
 
 
 def selection(folder: Path) -> dict[str, float]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from secure_fl import tasks
 from secure_fl.report.drawing import ALONE, Label, Scale, axis_title, labels, linear_axis, name_room, rules, svg
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
 
 def decoder(folder: Path) -> tuple[np.ndarray, np.ndarray]:

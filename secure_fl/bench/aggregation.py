@@ -23,29 +23,36 @@ from typing import Any
 import numpy as np
 
 from secure_fl import protect
+from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import BlockShape, Layout, TensorShape, Vector
+from secure_fl.encoding.fixed_point import FixedPoint
+from secure_fl.encoding.integers import BlockSum, Integers
+from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import UsageError
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import TrustStore, utc_now
 from secure_fl.identity.member import Member
-from secure_fl.protect.base import (
+from secure_fl.protect.cohort.minima import smallest_cohort
+from secure_fl.protect.combining import (
+    CombinationsSent,
+    CombineContribution,
+    CombineHost,
+    CombiningNodeHalf,
+    coordinator_half,
+    node_half,
+)
+from secure_fl.protect.contract import (
     Ask,
-    BlockSum,
-    Contribution,
     CoordinatorHalf,
-    Integers,
     Message,
     NodeHalf,
     Opened,
     OpenedSums,
     Protection,
-    RequestKind,
     RoundContext,
 )
-from secure_fl.protect.cohort import smallest_cohort
-from secure_fl.protect.combining import row_total, whole_weights
-from secure_fl.protect.fixed_point import FixedPoint
-from secure_fl.protect.weights import WEIGHT_UNITS
+from secure_fl.protect.release.combinations import row_total, whole_weights
+from secure_fl.protect.release.history import ProcessMemory
 from secure_fl.randomness import KeyStream, SystemRandomness
 
 _BLOCK = "model"
@@ -174,6 +181,9 @@ class Aggregation:
             bits=protection.bits,
             colluders=_COLLUDERS,
             min_cohort=smallest_cohort(self._kind, _COLLUDERS),
+            protection=protection.name,
+            payload_version=protection.payload_version,
+            settings=protection.canonical_settings,
         )
 
 
@@ -199,7 +209,7 @@ class _Run:
         seconds, nodes = self.seconds, {}
         rows: dict[str, Mapping[str, int]] = {}
         with seconds.of_coordinator():
-            half = self._protection.coordinator(self._context)
+            half = coordinator_half(self._protection, self._context)
             now: Ask | Opened = half.begin()
 
         def attend(name: str, there: Mapping[str, float]) -> Mapping[str, int]:
@@ -211,8 +221,10 @@ class _Run:
             with seconds.of_node(name):
                 stream = KeyStream(SystemRandomness().bytes(32))
                 values, _ = self._codec.encode(updates[name], weight=WEIGHT_UNITS, stream=stream)
-                mine = Contribution(blocks={_BLOCK: values}, weight=WEIGHT_UNITS, attend=partial(attend, name))
-                nodes[name] = self._protection.node(self._context, member, mine, SystemRandomness())
+                mine = CombineContribution(blocks={_BLOCK: values}, weight=WEIGHT_UNITS, attend=partial(attend, name))
+                memory = ProcessMemory()
+                host = CombineHost(me=member, randomness=SystemRandomness(), memory=memory, history=memory)
+                nodes[name] = node_half(self._protection, self._context, mine, host)
             self._encoded[name] = values
         there = list(members)
         while isinstance(now, Ask):
@@ -230,8 +242,9 @@ class _Run:
         self._cohort = now.cohort
         if isinstance(now, OpenedSums):
             self.opened[""] = dict.fromkeys(now.cohort, 1), now.blocks[_BLOCK]
-        else:
-            self.opened = {name: (rows[name], nodes[name].combination()[_BLOCK]) for name in now.recipients}
+        for name in now.recipients if isinstance(now, CombinationsSent) else ():
+            if isinstance(half_there := nodes[name], CombiningNodeHalf):
+                self.opened[name] = rows[name], half_there.combination()[_BLOCK]
 
     def _exchange(self, half: CoordinatorHalf, ask: Ask, name: str, node: NodeHalf) -> None:
         with self.seconds.of_coordinator():
@@ -272,7 +285,7 @@ class _Run:
         """The coordinator's memory at its highest, while it takes the same answers again."""
         tracemalloc.start()
         try:
-            half: CoordinatorHalf = self._protection.coordinator(self._context)
+            half = coordinator_half(self._protection, self._context)
             now: Ask | Opened = half.begin()
             for phase in self._answers:
                 for answer in phase:
@@ -297,9 +310,9 @@ def run(
 ) -> dict[str, Any]:
     """The JSON object of `secure-fl bench aggregation`."""
     kind = RequestKind.COMBINE if combine else RequestKind.SUM
-    resolved = {name: protect.resolve(name) for name in protections}
+    resolved = {name: protect.create(name, {}) for name in protections}
     for name, protection in resolved.items():
-        if kind not in protection.serves:
+        if not protection.serves(kind):
             raise UsageError(f"protection {name!r} does not serve {kind.value!r}")
     with tempfile.TemporaryDirectory() as folder:
         made = Aggregation(nodes=nodes, parameters=parameters, dropouts=dropouts, kind=kind, folder=Path(folder))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from secure_fl import tasks, traces
+from secure_fl import tasks
 from secure_fl.report.scatter import Points
-from secure_fl.study import Study
+from secure_fl.results import traces
+from secure_fl.study.settings import Study
 
 if TYPE_CHECKING:
     from secure_fl.tasks.base import LocalData

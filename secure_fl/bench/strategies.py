@@ -20,15 +20,16 @@ from secure_fl.bench.features import depths, shared_features
 from secure_fl.errors import SettingsError
 from secure_fl.events import ignore
 from secure_fl.files import write_atomically
-from secure_fl.record import NodeRound, StudyRecord
 from secure_fl.report import comparison
 from secure_fl.report.scatter import Points
+from secure_fl.results.record import NodeRound, StudyRecord
+from secure_fl.rounds import RoundKind
 from secure_fl.settings import require_known
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class MeasuredSite:
     """One site at the end of one run."""
 
     seed: int
@@ -84,7 +85,7 @@ class Comparison:
     seconds: float  # of all seeds' runs, one after the other
     curve: tuple[Moment, ...]
     groups: tuple[Group, ...]  # by number of samples, the fewest first
-    nodes: tuple[Site, ...]
+    nodes: tuple[MeasuredSite, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +98,14 @@ class Run:
     summary: dict[str, Any]
 
     @property
-    def sites(self) -> list[Site]:
+    def sites(self) -> list[MeasuredSite]:
         """Every site that was measured, as its last measurement found it."""
         last: dict[str, NodeRound] = {}
         chosen = depths(self.folder)
         for entry in self.record.rounds:
             last |= {node.name: node for node in entry.nodes if node.samples is not None}
         return [
-            Site(
+            MeasuredSite(
                 seed=self.seed,
                 name=name,
                 samples=last[name].samples or 0,
@@ -234,7 +235,7 @@ def _compare(strategy: str, protection: str, runs: Sequence[Run], target: float 
 
 
 def _combined(runs: Sequence[Run]) -> float | None:
-    rounds = [entry for run in runs for entry in run.record.rounds if entry.kind == "train"]
+    rounds = [entry for run in runs for entry in run.record.rounds if entry.kind is RoundKind.TRAIN]
     if not any(run.record.combinations_opened for run in runs):
         return None
     return sum(entry.combinations for entry in rounds) / sum(len(entry.cohort) for entry in rounds)
@@ -261,7 +262,7 @@ def _curve(runs: Sequence[Run]) -> tuple[Moment, ...]:
     return tuple(moments)
 
 
-def _groups(runs: Sequence[Sequence[Site]]) -> tuple[Group, ...]:
+def _groups(runs: Sequence[Sequence[MeasuredSite]]) -> tuple[Group, ...]:
     sites = [site for run in runs for site in run]
     groups = []
     for power in sorted({_power(site) for site in sites}):
@@ -282,7 +283,7 @@ def _groups(runs: Sequence[Sequence[Site]]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _power(site: Site) -> int:
+def _power(site: MeasuredSite) -> int:
     return math.floor(math.log10(max(site.samples, 1)))
 
 

@@ -40,9 +40,9 @@ def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # noqa: ARG001
 ) -> None:
     """Options that go before the command."""
-    # A task named as module:attribute may lie in the folder one works in, as for `python -m`.
+    # A task named as module:attribute may lie in the folder one works in. Last, so that no file there hides a module.
     if "" not in sys.path:
-        sys.path.insert(0, "")
+        sys.path.append("")
     if version:
         typer.echo(f"secure-fl {secure_fl.__version__}")
         raise typer.Exit

@@ -13,13 +13,13 @@ from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Column, Table
 
 from secure_fl import protect
-from secure_fl.bench import aggregation as bench
-from secure_fl.bench import strategies as comparison
+from secure_fl.aggregation import RequestKind
+from secure_fl.cli import bench_round
 from secure_fl.errors import UsageError
-from secure_fl.protect.base import RequestKind
 from secure_fl.settings import require_known, set_dotted
 
 app = typer.Typer(name="bench", help="Measure, so that numbers can be compared.", no_args_is_help=True)
+app.command("round")(bench_round.bench_round)
 
 
 @app.callback()
@@ -44,8 +44,12 @@ def aggregation(
 
     Example: secure-fl bench aggregation --nodes 10 --parameters 1000000 --dropouts 3 --json
     """
+    from secure_fl.bench import (
+        aggregation as bench,
+    )  # imported late, like its neighbour: other commands measure nothing
+
     kind = RequestKind.COMBINE if combine else RequestKind.SUM
-    able = tuple(name for name in protect.known() if kind in protect.resolve(name).serves)
+    able = tuple(name for name in protect.known() if protect.describe(name).serves(kind))
     chosen = tuple(name.strip() for name in protections.split(",")) if protections else able
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
         task = progress.add_task("aggregating", total=repeat * len(chosen))
@@ -83,7 +87,7 @@ def strategies(
     task: Annotated[str, typer.Option(help="Task id.")] = "digits",
     partition: Annotated[str, typer.Option(help="How the data are divided among the sites.")] = "dirichlet",
     chosen: Annotated[str, typer.Option("--strategies", help="Separated by commas.")] = "local,fedavg,ditto",
-    protections: Annotated[str, typer.Option(help="Separated by commas.")] = "masked",
+    protections: Annotated[str, typer.Option(help="Separated by commas; by default the usual one.")] = "",
     seeds: Annotated[str, typer.Option(help="Separated by commas.")] = "0,1,2",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 20,
     nodes: Annotated[int, typer.Option(min=3, help="Simulated sites.")] = 10,
@@ -103,6 +107,8 @@ def strategies(
 
     Example: secure-fl bench strategies --task digits --strategies local,fedavg,pflda --seeds 0,1,2 --rounds 10
     """
+    from secure_fl.bench import strategies as comparison
+
     table: dict[str, Any] = {
         "study": {"name": "bench", "rounds": rounds},
         "task": {"name": task},
@@ -110,7 +116,7 @@ def strategies(
     }
     for assignment in assignments or ():
         set_dotted(table, assignment)
-    names, kinds = _listed(chosen), _listed(protections)
+    names, kinds = _listed(chosen), _listed(protections) or [protect.suitable(RequestKind.SUM)]
     for kind in kinds:
         require_known("protection", kind, protect.known())
     if not all(seed.isdigit() for seed in _listed(seeds)):

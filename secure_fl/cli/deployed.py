@@ -18,12 +18,12 @@ from rich.table import Table
 
 from secure_fl.errors import LateMessageError, MalformedMessageError, UnknownStudyError, UsageError
 from secure_fl.files import write_atomically
-from secure_fl.operator import Operator, OperatorFile, connect
-from secure_fl.record import StudyRecord
+from secure_fl.operations.operator import Operator, OperatorFile, connect
 from secure_fl.report import Step, render
+from secure_fl.results.record import StudyRecord
+from secure_fl.results.summary import summarise
 from secure_fl.rpc import operations_pb2 as pb
-from secure_fl.simulation.summary import summarise
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
 T = TypeVar("T")
 

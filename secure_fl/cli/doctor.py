@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from secure_fl import doctor as checks
 from secure_fl.cli.processes import become
 from secure_fl.errors import SettingsError
-from secure_fl.operator import OperatorFile
+from secure_fl.operations import doctor as checks
+from secure_fl.operations.operator import OperatorFile
 from secure_fl.settings import read_toml
 
 _PARTIES = {"node": "node.doctor", "coordinator": "coordinator.doctor"}

@@ -53,4 +53,5 @@ def status(path: NodePath, as_json: Annotated[bool, typer.Option("--json", help=
 
 def become(module: str, *arguments: str) -> None:
     """Replace this process: signals, exit code and output are then the other's own."""
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
+    # -P: a file called node.py in the folder one works in is not our package.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -16,7 +15,21 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from secure_fl.record import RoundRecord, round_from_json
+from secure_fl.events import (
+    Event,
+    Listening,
+    NodeDied,
+    Refused,
+    RoundCommitted,
+    RoundResumed,
+    RoundStarted,
+    RoundVoid,
+    SatOut,
+    Waiting,
+    WaitingForHolders,
+)
+from secure_fl.results.record import RoundRecord
+from secure_fl.rounds import RoundKind
 
 _SHOWN_SIT_OUTS = 3
 
@@ -47,41 +60,40 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def listen(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def listen(self, event: Event) -> None:
         """Show one event."""
-        match kind:
-            case "listening":
+        match event:
+            case Listening():
                 self._describe("sites are connecting")
-            case "waiting-for-holders":
-                self._describe(f"waiting for {fields['missing']} more sites to come back")
-            case "waiting":
-                self._describe(f"waiting for sites ({fields['ready']} of {fields['roster']})")
-            case "round-started":
-                self._describe("closing evaluation" if fields["kind"] == "evaluate" else f"round {fields['round']}")
-            case "sat-out":
-                self._sat_out(fields)
-            case "refused":
-                self._say(f"[red]{fields['node']} refuses the study: {fields['reason']}[/]")
-            case "node-died":
-                self._say(f"[red]{fields['node']} left with exit code {fields['exit_code']}[/]")
-            case "round-void":
-                self._say(f"[yellow]round {fields['round']}, attempt {fields['attempt']} failed: {fields['reason']}[/]")
-            case "round-resumed":
-                self._say(f"resuming round {fields['round']}")
-            case "round-committed":
-                known = {key: value for key, value in fields.items() if key != "study_id"}
-                self._committed(round_from_json(known))
+            case WaitingForHolders(missing=missing):
+                self._describe(f"waiting for {missing} more sites to come back")
+            case Waiting(ready=ready, roster=roster):
+                self._describe(f"waiting for sites ({ready} of {roster})")
+            case RoundStarted(kind=kind, round=number):
+                self._describe("closing evaluation" if kind is RoundKind.EVALUATE else f"round {number}")
+            case SatOut():
+                self._sat_out(event)
+            case Refused(node=node, reason=reason):
+                self._say(f"[red]{node} refuses the study: {reason}[/]")
+            case NodeDied(node=node, exit_code=code):
+                self._say(f"[red]{node} left with exit code {code}[/]")
+            case RoundVoid(round=number, attempt=attempt, reason=reason):
+                self._say(f"[yellow]round {number}, attempt {attempt} failed: {reason}[/]")
+            case RoundResumed(round=number):
+                self._say(f"resuming round {number}")
+            case RoundCommitted(record=record):
+                self._committed(record)
 
-    def _sat_out(self, fields: Mapping[str, Any]) -> None:
+    def _sat_out(self, event: SatOut) -> None:
         """The first few of a kind: two hundred sites with the same trouble need not say so one by one."""
-        self._sit_outs[fields["reason"]] += 1
-        if self._sit_outs[fields["reason"]] <= _SHOWN_SIT_OUTS:
-            self._say(f"[yellow]{fields['node']} sits round {fields['round']} out: {fields['reason']}[/]")
-        elif self._sit_outs[fields["reason"]] == _SHOWN_SIT_OUTS + 1:
-            self._say(f"[yellow]… and others: {fields['reason']}[/]")
+        self._sit_outs[event.reason] += 1
+        if self._sit_outs[event.reason] <= _SHOWN_SIT_OUTS:
+            self._say(f"[yellow]{event.node} sits round {event.round} out: {event.reason}[/]")
+        elif self._sit_outs[event.reason] == _SHOWN_SIT_OUTS + 1:
+            self._say(f"[yellow]… and others: {event.reason}[/]")
 
     def _committed(self, record: RoundRecord) -> None:
-        if record.kind == "train":
+        if record.kind is RoundKind.TRAIN:
             self._progress.update(self._bar, completed=record.number)
         self._say(describe_round(record, planned=self._rounds))
 
@@ -96,7 +108,7 @@ class RunProgress:
 def describe_round(record: RoundRecord, *, planned: int) -> str:
     """One line about a committed round."""
     dropped = sum(node.outcome in ("dropped", "sat out") for node in record.nodes)
-    title = f"round {record.number:>3}/{planned}" if record.kind == "train" else "final model"
+    title = f"round {record.number:>3}/{planned}" if record.kind is RoundKind.TRAIN else "final model"
     # A round measures the model it starts from, so a training round's number is that of the round before.
     score = "accuracy" if record.mean_mse is None else "mse"
     value = record.mean_accuracy if record.mean_mse is None else record.mean_mse

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from secure_fl.cli.progress import RunProgress, human
 from secure_fl.settings import set_dotted
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
 
 def run(

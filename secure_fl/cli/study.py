@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +13,11 @@ import typer
 from rich.console import Console
 
 from secure_fl import protect, strategies, tasks
+from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError, StorageError
 from secure_fl.files import write_atomically
-from secure_fl.protect.base import RequestKind
 from secure_fl.settings import require_known
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
 app = typer.Typer(
     name="study",
@@ -35,7 +36,7 @@ _TEMPLATE = """\
 [study]
 name = "{name}"
 rounds = {rounds}
-seed = 0
+seed = {seed}  # of the common start; another study gets another one
 # Site name = SHA-256 fingerprint of its certificate (`secure-fl pki roster`). `secure-fl run` fills this in by itself.
 [study.roster]
 {roster}
@@ -91,11 +92,12 @@ def new(
     if path.exists() and not force:
         raise StorageError(f"{path}: exists already", advice="choose another name, or --force")
     require_known("strategy", strategy, strategies.known())
-    protection = protection or strategies.suitable_protection(strategy)
+    protection = protection or protect.suitable(strategies.asks(strategy))
     require_known("protection", protection, protect.known())
     sites = Study.read(roster).study.roster if roster else {}
     text = _TEMPLATE.format(
         name=name,
+        seed=secrets.randbits(62),
         rounds=rounds,
         roster=tomli_w.dumps(sites).strip() or '# hospital-a = "…64 hexadecimal digits…"',
         task=task,
@@ -141,7 +143,7 @@ def check(path: StudyPath, as_json: AsJson = False) -> None:
 @app.command()
 def show(path: StudyPath, as_json: AsJson = False) -> None:
     """Explain in plain language what leaves a site and who learns what."""
-    from secure_fl.explain import explain  # needs torch, which `--help` should not wait for
+    from secure_fl.study.explain import explain  # needs torch, which `--help` should not wait for
 
     study = Study.read(path).completed()
     study.check()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -52,6 +53,7 @@ class Ledger:
         self._now = now
         self._next = 0
         self._head = _START
+        self._lock = threading.Lock()
         self._whole = True  # false while half a line may stand at the end
         self._owner: Certificate | None = None
         self._recover()
@@ -64,7 +66,11 @@ class Ledger:
             self.append("renewed", mine)  # From here on the new key signs; the chain goes on.
 
     def append(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Add an entry; it is on disk when this returns. Raises `StorageError`."""
+        """Add an entry; it is on disk when this returns. Raises `StorageError`. Any thread may call it."""
+        with self._lock:  # Attempts at several studies write at the same time, and each entry names the one before.
+            self._append(kind, facts)
+
+    def _append(self, kind: str, facts: Mapping[str, Any]) -> None:
         if not self._whole:
             self._recover()
         body = {

@@ -1,17 +1,20 @@
-"""Protections: how an update leaves a node. State machines without I/O; `base` has the contract."""
+"""Protections: how an update leaves a node. State machines without I/O; `contract` is where to begin."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
-from secure_fl.protect.base import Protection
+from secure_fl.aggregation import RequestKind
+from secure_fl.protect.contract import Protection
 from secure_fl.settings import require_known
 
 # Loaded by name, so that nothing heavy (TenSEAL, say) is imported before it is used.
 _BUILT_IN: dict[str, str] = {
     "none": "secure_fl.protect.none:UnsafeNone",
-    "masked": "secure_fl.protect.masked:Masked",
-    "sealed": "secure_fl.protect.sealed:Sealed",
+    "masked": "secure_fl.protect.masked.protection:Masked",
+    "sealed": "secure_fl.protect.sealed.protection:Sealed",
 }
 
 
@@ -20,12 +23,28 @@ def known() -> tuple[str, ...]:
     return tuple(_BUILT_IN)
 
 
-def resolve(name: str) -> Protection:
-    """The protection with this id; `UnknownNameError` otherwise."""
+def describe(name: str) -> type[Protection]:
+    """The class with this id, for what is the same in every study; `UnknownNameError` otherwise."""
     require_known("protection", name, _BUILT_IN)
     module, _, attribute = _BUILT_IN[name].partition(":")
-    protection: Protection = getattr(import_module(module), attribute)()
+    protection: type[Protection] = getattr(import_module(module), attribute)
     return protection
+
+
+def create(name: str, settings: Mapping[str, Any]) -> Protection:
+    """The protection with this id and these settings of its own; `UnknownNameError` or `SettingsError` otherwise."""
+    cls = describe(name)
+    return cls(cls.Settings.parse(settings, where="protection"))
+
+
+def suitable(kind: RequestKind) -> str:
+    """The protection of a study that names none: the first that serves `kind` and hides updates."""
+    return next(name for name in hiding() if describe(name).serves(kind))
+
+
+def hiding() -> tuple[str, ...]:
+    """Ids of those that show no update to the coordinator: what a site allows that says nothing else."""
+    return tuple(name for name in _BUILT_IN if not describe(name).coordinator_sees_updates)
 
 
 def register(name: str, target: str) -> None:

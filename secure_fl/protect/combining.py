@@ -1,134 +1,112 @@
-"""Combinations: the integer rows that recipients ask for, and which of them may be opened together.
+"""The contract of a protection that also opens combinations: for each recipient i, Σ_j w_ij·x_j, at node i only.
 
-A row gives every peer a weight, in units of 1/total. The total is the same for everybody in a round, so that one scale
-fits whatever is asked for: 64, or the next power of two that is at least four times the number of nodes. Small totals
-are not a matter of taste: under `sealed` large weights would give keys away (docs/guard.md, "kernel").
+It is a protection like any other (`contract`) with a second pair of halves. What they have beyond the first:
+
+* a node says how it weighs those who uploaded (`CombineContribution.attend`), as a row of small integers
+  (`release.combinations`), possibly by the distances of features, of which it gives a sketch;
+* what was opened earlier in the study counts (`release.guard`): a node keeps that on its disk (`History`), the
+  coordinator is told when its half is made;
+* before answers open anything, the coordinator half says what (`OpeningAsk.opens`), and that is kept;
+* in the end each node has its combination, and the coordinator knows who was served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
+from secure_fl.aggregation import RequestKind
+from secure_fl.encoding.integers import BlockSum, Integers
+from secure_fl.errors import ProtectionError
+from secure_fl.protect.contract import (
+    Ask,
+    Contribution,
+    CoordinatorHalf,
+    Host,
+    NodeHalf,
+    Opened,
+    Protection,
+    RoundContext,
+)
+from secure_fl.protect.release.history import CombinationRows, History, OpenedRow
 
-from secure_fl.errors import ProtectionError, ReleaseRefusedError
-from secure_fl.protect.exact_algebra import Matrix
-from secure_fl.protect.guard import ReleaseReport, check_release
-from secure_fl.protect.guard_rows import Opening
-from secure_fl.protect.memory import CombinationRows, OpenedRow, new_rows
-from secure_fl.protect.sealed_field import MODULUS
-
-SIGMA = 64.0  # of `sealed`'s error in a combination; every protection applies the guard that this implies
-
-_SMALLEST_TOTAL = 64
-
-
-def row_total(nodes: int) -> int:
-    """What the weights of a row add up to in a round with so many nodes."""
-    return max(_SMALLEST_TOTAL, 1 << (4 * nodes - 1).bit_length())
-
-
-def whole_weights(shares: Mapping[str, float], total: int) -> dict[str, int]:
-    """Integers in proportion to `shares` that add up to `total`: rounded down, the rest to the largest remainders."""
-    whole = sum(shares.values())
-    if not whole > 0 or not np.isfinite(whole) or min(shares.values()) < 0:
-        return {}
-    exact = {name: share / whole * total for name, share in shares.items()}
-    weights = {name: int(value) for name, value in exact.items()}
-    # Ties go by name, so that a row does not depend on the order of a mapping.
-    by_remainder = sorted(exact, key=lambda name: (weights[name] - exact[name], name))
-    for name in by_remainder[: total - sum(weights.values())]:
-        weights[name] += 1
-    return {name: weight for name, weight in weights.items() if weight}
+# From the squared distances to everybody who uploaded, oneself included, to integer weights over them.
+Attention: TypeAlias = Callable[[Mapping[str, float]], Mapping[str, int]]
 
 
-def require_row(row: Mapping[str, int], *, uploaded: Iterable[str], total: int) -> None:
-    """Raise `ProtectionError` unless this is a row over nodes that uploaded, or none at all."""
-    if row and (not row.keys() <= set(uploaded) or min(row.values()) < 1 or sum(row.values()) != total):
-        raise ProtectionError("a row is not one of positive weights over those who uploaded, with the round's total")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombineContribution(Contribution):
+    """One node's input to a combine: also how it weighs its peers and, where distances are opened, its features."""
+
+    attend: Attention
+    sketch: Integers | None = None
 
 
-def matrix(rows: CombinationRows, nodes: Sequence[str]) -> tuple[Matrix, list[str]]:
-    """Rows as the guard takes them, and whom each is opened at."""
-    recipients = sorted(recipient for recipient, row in rows.items() if row)
-    weights = [[rows[recipient].get(node, 0) for node in nodes] for recipient in recipients]
-    return np.array(weights, np.int64).reshape(len(recipients), len(nodes)), recipients
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombineHost(Host):
+    """What a node offers to a protection in a combine."""
+
+    history: History
 
 
-def check_rows(
-    rows: CombinationRows, *, nodes: Sequence[str], colluders: int, earlier: Collection[OpenedRow] = ()
-) -> ReleaseReport:
-    """The guard over all rows that are to be opened together, after `earlier` ones; raises `ReleaseRefusedError`."""
-    gone = {name for recipient, row in earlier for name in (recipient, *row)}
-    names = (*nodes, *sorted(gone - set(nodes)))
-    weights, recipients = matrix(rows, names)
-    past = Opening(
-        weights=np.array([[row.get(name, 0) for name in names] for _, row in earlier]).reshape(-1, len(names)),
-        opened_at="recipients",
-        recipients=[recipient for recipient, _ in earlier],
-    )
-    return check_release(
-        weights,
-        colluders=colluders,
-        recipients=recipients,
-        history=[past] if earlier else [],
-        modulus=MODULUS,
-        sigma=SIGMA,
-        names=names,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpeningAsk(Ask):
+    """The start of a phase whose answers open combinations."""
+
+    opens: CombinationRows
 
 
-def servable(
-    rows: CombinationRows, *, nodes: Sequence[str], colluders: int, earlier: Sequence[OpenedRow] = ()
-) -> dict[str, Mapping[str, int]]:
-    """The rows that may be opened together: while the guard refuses, one of those it complains of goes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinationsSent(Opened):
+    """The end of a combine. The coordinator learns that each recipient was served, and nothing more."""
 
-    Whoever asks for a row that was never opened goes first, so that one site's change of mind costs no other its row.
-    """
-    left = {recipient: row for recipient, row in rows.items() if row}
-    new = {recipient for recipient, _ in new_rows(left, earlier)}
-    while left:
-        try:
-            check_rows(left, nodes=nodes, colluders=colluders, earlier=earlier)
-        except ReleaseRefusedError as refused:
-            blamed = [name for name in map(str, refused.coalition) if name in left]
-            if not blamed:
-                return {}  # What was opened before is too much by itself: nothing more is.
-            del left[max(blamed, key=lambda name: (name in new, name))]
-        else:
-            break
-    return left
+    recipients: tuple[str, ...]
 
 
-def steady(
-    row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, asked: Sequence[Mapping[str, int]]
-) -> Mapping[str, int]:
-    """What a recipient asks for after the rows it `asked` for before: `row`, or else an earlier one again, or nothing.
+@runtime_checkable
+class CombiningNodeHalf(NodeHalf, Protocol):
+    """One node in one attempt at a combine."""
 
-    Rows that change from round to round say more and more about values that hardly do. Holders refuse what says too
-    much; asked for again, a row says nothing new. Of the earlier rows, the last one whose nodes are all here.
-    """
-    if not row or refusal(row, me=me, uploaded=uploaded, colluders=colluders, asked=asked) != "history":
-        return row
-    total = sum(row.values())
-    here = (rescaled(past, total) for past in reversed(asked) if past.keys() <= set(uploaded))
-    return next((past for past in here if past), {})
+    def combination(self) -> Mapping[str, BlockSum]:
+        """After the last phase: what was opened here. Empty where nothing was."""
+        ...
 
 
-def refusal(
-    row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, asked: Sequence[Mapping[str, int]]
-) -> str:
-    """The rule by which holders would not open `row` at `me` after those it asked for; empty where they would."""
-    try:
-        check_rows({me: row}, nodes=sorted(uploaded), colluders=colluders, earlier=[(me, past) for past in asked])
-    except ReleaseRefusedError as refused:
-        return refused.rule
-    return ""
+class CombiningProtection(Protection):
+    """A protection that serves combinations, too."""
+
+    @abstractmethod
+    def combining_node(
+        self, context: RoundContext, contribution: CombineContribution, host: CombineHost
+    ) -> CombiningNodeHalf:
+        """The node half of a combine, as `node` makes that of a sum."""
+
+    @abstractmethod
+    def combining_coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow]) -> CoordinatorHalf:
+        """The coordinator half of a combine; `earlier` is what other attempts of the study opened, each row once."""
 
 
-def rescaled(row: Mapping[str, int], total: int) -> dict[str, int]:
-    """The same row with another total, as rounds among more or fewer nodes have; nothing where that is not exact."""
-    had = sum(row.values())
-    if any(weight * total % had for weight in row.values()):
-        return {}
-    return {name: weight * total // had for name, weight in row.items()}
+def node_half(protection: Protection, context: RoundContext, contribution: Contribution, host: CombineHost) -> NodeHalf:
+    """The node half that the round needs. Raises `ProtectionError` where the protection does not serve it."""
+    if context.kind is RequestKind.SUM:
+        return protection.node(context, contribution, host)
+    if not isinstance(contribution, CombineContribution):
+        raise ProtectionError("a combine needs to know how this node weighs its peers")
+    return _combining(protection).combining_node(context, contribution, host)
+
+
+def coordinator_half(
+    protection: Protection, context: RoundContext, earlier: Sequence[OpenedRow] = ()
+) -> CoordinatorHalf:
+    """The coordinator half that the round needs. Raises `ProtectionError` where the protection does not serve it."""
+    if context.kind is RequestKind.SUM:
+        return protection.coordinator(context)
+    return _combining(protection).combining_coordinator(context, earlier)
+
+
+def _combining(protection: Protection) -> CombiningProtection:
+    if not isinstance(protection, CombiningProtection):
+        raise ProtectionError(f"protection {protection.name!r} opens no combinations")
+    return protection

@@ -7,87 +7,80 @@ from typing import ClassVar
 
 import numpy as np
 
+from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Layout
+from secure_fl.encoding.fixed_point import FixedPoint
+from secure_fl.encoding.integers import BlockSum, Integers, Totals
+from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import ProtectionError
-from secure_fl.identity.member import Member
-from secure_fl.protect.base import (
-    Ask,
-    BlockSum,
-    Bulk,
+from secure_fl.messages import parse
+from secure_fl.protect.bodies import as_bulk, say
+from secure_fl.protect.cohort.minima import holders, require_cohort, require_weight
+from secure_fl.protect.combining import (
     CombinationsSent,
+    CombineContribution,
+    CombineHost,
+    CombiningNodeHalf,
+    CombiningProtection,
+    OpeningAsk,
+)
+from secure_fl.protect.contract import (
+    Ask,
+    Bulk,
     Contribution,
     CoordinatorHalf,
-    Integers,
+    Host,
     Message,
     NodeHalf,
     Opened,
     OpenedSums,
-    RequestKind,
     RoundContext,
-    Totals,
 )
-from secure_fl.protect.cohort import holders, require_cohort
-from secure_fl.protect.combining import require_row, row_total, servable
-from secure_fl.protect.fixed_point import FixedPoint
-from secure_fl.protect.guard import releasable
-from secure_fl.protect.memory import Memory, OpenedRow
-from secure_fl.protect.sketch import LIMIT, SIZE, in_units, squared_distance
-from secure_fl.protect.weights import WEIGHT_UNITS, weight_floor
-from secure_fl.randomness import Randomness
+from secure_fl.protect.release.combinations import require_row, row_total, servable
+from secure_fl.protect.release.guard import releasable
+from secure_fl.protect.release.history import OpenedRow
+from secure_fl.protect.release.sketch import LIMIT, SIZE, in_units, squared_distance
 from secure_fl.rpc.protect_none_pb2 import PlainCombination, PlainDistances, PlainRow, PlainUpload
-from secure_fl.wire import parse
 
-UPLOAD = "upload"
-ROW = "row"
-OPEN = "open"
+UPLOAD, ROW, OPEN = "upload", "row", "open"
 
 _PIECE = 1 << 18  # elements added at a time, so that memory stays at one sum plus a constant
 
 
-class UnsafeNone:
+class UnsafeNone(CombiningProtection):
     """Named unsafe: the coordinator reads every update."""
 
     name: ClassVar[str] = "none"
-    serves: ClassVar[frozenset[RequestKind]] = frozenset(RequestKind)
-    coordinator_sees_updates: ClassVar[bool] = True
     payload_version: ClassVar[int] = 1
-    bits: ClassVar[int] = 16
+    coordinator_sees_updates: ClassVar[bool] = True
+    # For a combine each recipient weighs its peers after the upload, and gets its result.
+    order: ClassVar[Mapping[RequestKind, tuple[str, ...]]] = {
+        RequestKind.SUM: (UPLOAD,),
+        RequestKind.COMBINE: (UPLOAD, ROW, OPEN),
+    }
     carrier: ClassVar[str] = UPLOAD
 
-    def phases(self, kind: RequestKind) -> tuple[str, ...]:
-        """One upload; for a combine each recipient then weighs its peers and gets its result."""
-        return (UPLOAD,) if kind is RequestKind.SUM else (UPLOAD, ROW, OPEN)
-
-    def node(
-        self,
-        context: RoundContext,
-        me: Member,  # noqa: ARG002
-        contribution: Contribution,
-        randomness: Randomness,  # noqa: ARG002
-        memory: Memory | None = None,  # noqa: ARG002
-    ) -> NodeHalf:
-        """The node half."""
+    def node(self, context: RoundContext, contribution: Contribution, _host: Host) -> NodeHalf:
+        """The node half of a sum."""
         return _PlainNode(context, contribution)
 
-    def coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow] = ()) -> CoordinatorHalf:
-        """The coordinator half."""
-        return _PlainCombine(context, earlier) if context.kind is RequestKind.COMBINE else _PlainSum(context)
+    def coordinator(self, context: RoundContext) -> CoordinatorHalf:
+        """The coordinator half of a sum."""
+        return _PlainSum(context)
+
+    def combining_node(
+        self, context: RoundContext, contribution: CombineContribution, _host: CombineHost
+    ) -> CombiningNodeHalf:
+        """The node half of a combine."""
+        return _PlainRecipient(context, contribution)
+
+    def combining_coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow]) -> CoordinatorHalf:
+        """The coordinator half of a combine."""
+        return _PlainCombine(context, earlier)
 
     def largest_upload(self, context: RoundContext) -> int:
         """Every block, at the width of the wire."""
         return context.layout.size * _wire_dtype(context.bits).itemsize
-
-    def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:  # noqa: ARG002
-        """As many as an opened value needs."""
-        return min_cohort
-
-    def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:  # noqa: ARG002
-        """Sums stay within 32 bits, so that whoever takes its place has room, too."""
-        FixedPoint(bits=bits, clip=1.0).require_room(contributors=nodes, ring_bits=32)
-
-    def noise(self, context: RoundContext) -> int:  # noqa: ARG002
-        """None: sums are exact."""
-        return 0
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """Plain words for a plain protection."""
@@ -113,39 +106,53 @@ def _named(layout: Layout, blocks: Sequence[str]) -> Layout:
 
 
 class _PlainNode:
+    """Uploads, and that is all there is to a sum."""
+
     def __init__(self, context: RoundContext, contribution: Contribution) -> None:
         self._context = context
-        self._contribution = contribution
+        self._blocks = dict(contribution.blocks)  # each goes as it is written: its memory is needed
+        self._weight = contribution.weight
+
+    def answer(self, phase: str, _message: Message) -> Message:
+        if phase != UPLOAD:
+            raise ProtectionError(f"there is no phase {phase!r} in this round")
+        return self._upload(b"")
+
+    def _upload(self, sketch: bytes) -> Message:
+        blocks = self._blocks
+        held = Layout(tuple(shape for shape in self._context.layout if shape.name in blocks))
+        dtype = _wire_dtype(self._context.bits)
+        flat, start = np.empty(held.size, dtype), 0
+        for shape in held:
+            flat[start : start + shape.size] = blocks.pop(shape.name)
+            start += shape.size
+        return say(PlainUpload(blocks=held.names, weight=self._weight, sketch=sketch), bulk=as_bulk(flat))
+
+
+class _PlainRecipient(_PlainNode):
+    """Uploads, weighs its peers, and takes what they add up to."""
+
+    def __init__(self, context: RoundContext, contribution: CombineContribution) -> None:
+        super().__init__(context, contribution)
+        self._attend = contribution.attend
+        self._sketch = b"" if contribution.sketch is None else contribution.sketch.astype("<i4").tobytes()
         self._opened: dict[str, BlockSum] = {}
 
     def answer(self, phase: str, message: Message) -> Message:
         if phase == UPLOAD:
-            return self._upload()
-        if phase == ROW and self._context.kind is RequestKind.COMBINE:
+            return self._upload(self._sketch)
+        if phase == ROW:
             squared = parse(PlainDistances, message.body).squared
-            row = self._contribution.attend({peer: in_units(steps) for peer, steps in squared.items()})
-            return Message(body=PlainRow(row=row).SerializeToString(deterministic=True))
-        if phase == OPEN and self._context.kind is RequestKind.COMBINE:
-            self._open(message)
+            return say(PlainRow(row=self._attend({peer: in_units(steps) for peer, steps in squared.items()})))
+        if phase == OPEN:
+            self._read_combination(message)
             return Message()
-        raise ProtectionError(f"none has no phase {phase!r}")
+        raise ProtectionError(f"there is no phase {phase!r} in this round")
 
     def combination(self) -> Mapping[str, BlockSum]:
         return self._opened
 
-    def _upload(self) -> Message:
-        mine = self._contribution
-        names = [name for name in self._context.layout.names if name in mine.blocks]
-        header = PlainUpload(blocks=names, weight=mine.weight)
-        if mine.sketch is not None:
-            header.sketch = mine.sketch.astype("<i4").tobytes()
-        dtype = _wire_dtype(self._context.bits)
-        return Message(
-            body=header.SerializeToString(deterministic=True),
-            bulk=b"".join(mine.blocks[name].astype(dtype).tobytes() for name in names),
-        )
-
-    def _open(self, message: Message) -> None:
+    def _read_combination(self, message: Message) -> None:
         header = parse(PlainCombination, message.body)
         if not header.blocks:
             return
@@ -180,9 +187,7 @@ class _Uploads:
         layout = _named(self._context.layout, header.blocks)
         if bulk.size != layout.size * self._dtype.itemsize:
             raise ProtectionError("the upload's length does not fit its blocks")
-        # A weight below the floor would let another node stand out in the sum.
-        if not weight_floor(self._context.min_cohort, self._context.colluders) <= header.weight <= WEIGHT_UNITS:
-            raise ProtectionError("the weight is out of range")
+        require_weight(self._context, header.weight)
         return header, layout
 
     def _pieces(self, layout: Layout, bulk: Bulk) -> Iterator[tuple[str, int, Integers]]:
@@ -208,7 +213,8 @@ class _PlainSum(_Uploads):
 
     def __init__(self, context: RoundContext) -> None:
         super().__init__(context)
-        self._totals: dict[str, Totals] = {shape.name: np.zeros(shape.size, np.int64) for shape in context.layout}
+        FixedPoint(bits=context.bits, clip=1.0).require_room(contributors=len(context.invited), ring_bits=32)
+        self._totals: dict[str, Totals] = {shape.name: np.zeros(shape.size, np.int32) for shape in context.layout}
         self._weights: dict[str, int] = dict.fromkeys(self._totals, 0)
 
     def accept(self, node: str, message: Message, bulk: Bulk) -> None:
@@ -266,7 +272,7 @@ class _PlainCombine(_Uploads):
             self._phase = ROW
             return Ask(phase=ROW, messages={node: self._distances(node) for node in sorted(self._uploads)})
         if self._phase == ROW:
-            large = {node: row for node, row in self._rows.items() if len(row) >= self._context.min_cohort}
+            large = {node: row for node, row in sorted(self._rows.items()) if len(row) >= self._context.min_cohort}
             rows = servable(
                 large, nodes=sorted(self._uploads), colluders=self._context.colluders, earlier=self._earlier
             )
@@ -274,13 +280,13 @@ class _PlainCombine(_Uploads):
             # Whoever gets an empty message keeps its own model.
             messages = {node: self._combine(rows.get(node, {})) for node in sorted(self._rows)}
             self._recipients = rows.keys()
-            return Ask(phase=OPEN, messages=messages, opens=rows)
+            return OpeningAsk(phase=OPEN, messages=messages, opens=rows)
         recipients = tuple(sorted(self._served & self._recipients))
         return CombinationsSent(recipients=recipients, cohort=tuple(sorted(self._declared)))
 
     def _accept_upload(self, node: str, message: Message, bulk: Bulk) -> None:
         header, layout = self._check(node, message, bulk)
-        if len(header.sketch) != (4 * SIZE if self._context.attention else 0):
+        if len(header.sketch) != (4 * SIZE if self._context.compares else 0):
             raise ProtectionError("the sketch has another length than the round's")
         sketch = np.frombuffer(header.sketch, "<i4")
         if sketch.min(initial=0) < -LIMIT or sketch.max(initial=0) > LIMIT:
@@ -294,11 +300,11 @@ class _PlainCombine(_Uploads):
     def _distances(self, node: str) -> Message:
         mine = self._sketches[node]
         squared = {peer: squared_distance(mine, theirs) for peer, theirs in self._sketches.items()}
-        return Message(body=PlainDistances(squared=squared).SerializeToString(deterministic=True))
+        return say(PlainDistances(squared=squared))
 
     def _combine(self, row: Mapping[str, int]) -> Message:
         if not row:
-            return Message(body=PlainCombination().SerializeToString())
+            return say(PlainCombination())
         blocks = [block for block, nodes in holders(self._declared).items() if all(peer in nodes for peer in row)]
         layout = self._context.layout.select(blocks)
         totals = {shape.name: np.zeros(shape.size, np.int64) for shape in layout}
@@ -308,7 +314,4 @@ class _PlainCombine(_Uploads):
                 if block in totals:
                     totals[block][start : start + piece.size] += np.int64(weight) * piece
         answer = PlainCombination(blocks=layout.names, weight=WEIGHT_UNITS * sum(row.values()), contributors=len(row))
-        return Message(
-            body=answer.SerializeToString(deterministic=True),
-            bulk=b"".join(totals[name].astype("<i8").tobytes() for name in layout.names),
-        )
+        return say(answer, bulk=b"".join(totals[name].astype("<i8").tobytes() for name in layout.names))

@@ -15,8 +15,8 @@ from secure_fl.report.document import figure, section
 from secure_fl.report.drawing import FRAMES
 from secure_fl.report.tables import data_table
 from secure_fl.report.text import decimal, error_text, escape, number
-from secure_fl.study import Study
-from secure_fl.traces import Traces
+from secure_fl.results.traces import Traces
+from secure_fl.study.settings import Study
 
 _FRAMES = (replace(FRAMES[0], columns=18), *FRAMES[1:])
 

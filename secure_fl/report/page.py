@@ -11,8 +11,7 @@ import tomli_w
 
 import secure_fl
 from secure_fl import protect
-from secure_fl.protect.base import RequestKind
-from secure_fl.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.aggregation import RequestKind
 from secure_fl.report import tables
 from secure_fl.report.charts import Bar, bar_chart, line_chart, sparkline
 from secure_fl.report.document import choices, document, figure, section
@@ -20,8 +19,10 @@ from secure_fl.report.drawing import FRAMES, Series
 from secure_fl.report.noted import notes_section
 from secure_fl.report.selection import Rows, selection_section
 from secure_fl.report.text import DASH, count, decimal, duration, error_text, escape, number, percent, size
-from secure_fl.study import Study
-from secure_fl.traces import Traces
+from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.traces import Traces
+from secure_fl.rounds import RoundKind
+from secure_fl.study.settings import Study
 
 _NO_ROUND = '<p class="empty">No round has been committed yet.</p>'
 _UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -114,7 +115,7 @@ def _protection(record: StudyRecord) -> tuple[str, str, str]:
     if record.protection not in protect.known():
         title = f"Protection {escape(record.protection)}"
         return "", title, "The version that wrote this page does not know it and cannot say what it hides."
-    protection = protect.resolve(record.protection)
+    protection = protect.create(record.protection, {})
     kind = RequestKind.COMBINE if record.combinations_opened else RequestKind.SUM
     sentence = escape(protection.explain(kind)[0])
     if protection.coordinator_sees_updates:
@@ -132,7 +133,7 @@ def _tiles(record: StudyRecord, summary: Mapping[str, Any], regression: bool) ->
     best = "lower is better" if regression else "± is the standard deviation between sites" if "±" in value else ""
     if number(summary.get("global_accuracy")) is not None:
         best += f"{'; ' if best else ''}the shared model alone reaches {percent(summary['global_accuracy'])}"
-    training = [entry for entry in record.rounds if entry.kind == "train"]
+    training = [entry for entry in record.rounds if entry.kind is RoundKind.TRAIN]
     seconds = number(summary.get("seconds"))
     each = f"{duration(seconds / len(training))} per round" if seconds is not None and training else ""
     again = sum(entry.attempts - 1 for entry in record.rounds)
@@ -185,7 +186,9 @@ def _cohort_section(record: StudyRecord) -> str:
     if not record.rounds:
         return section(title, "", _NO_ROUND)
     note = "One column per round"
-    note += "; E is the closing evaluation." if any(entry.kind == "evaluate" for entry in record.rounds) else "."
+    note += (
+        "; E is the closing evaluation." if any(entry.kind is RoundKind.EVALUATE for entry in record.rounds) else "."
+    )
     return section(title, note, tables.grid_key(record) + tables.cohort_grid(record) + tables.reason_table(record))
 
 
@@ -202,7 +205,7 @@ def _model_section(record: StudyRecord, *, regression: bool) -> str:
     if not charts:
         return section(title, "", '<p class="empty">No site shared a measurement in this study.</p>')
     note = "Every site tests the model it receives, before it trains"
-    if any(entry.kind == "evaluate" for entry in record.rounds):
+    if any(entry.kind is RoundKind.EVALUATE for entry in record.rounds):
         note += "; the last point is the closing evaluation of the final model"
     note += ". Bold is the mean over the sites that took part"
     if _shared_per_site(record):
@@ -345,7 +348,7 @@ def _traffic_chart(record: StudyRecord) -> str:
 
 
 def _tick(entry: RoundRecord) -> str:
-    return "E" if entry.kind == "evaluate" else str(entry.number)
+    return "E" if entry.kind is RoundKind.EVALUATE else str(entry.number)
 
 
 # --- what next --------------------------------------------------------------------------------------------

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from secure_fl.record import StudyRecord
 from secure_fl.report.charts import Bar, bar_chart
 from secure_fl.report.document import figure, section
 from secure_fl.report.drawing import FRAMES, Frame, name_room, svg
 from secure_fl.report.text import escape, fit
-from secure_fl.traces import Traces
+from secure_fl.results.record import StudyRecord
+from secure_fl.results.traces import Traces
+from secure_fl.rounds import RoundKind
 
 Rows = Mapping[str, Mapping[int, Traces]]  # by site and round: the integer weights it asked for
 
@@ -43,7 +44,7 @@ def _counts(rounds: Mapping[int, Traces]) -> Counter[str]:
 def _served_chart(record: StudyRecord) -> str:
     bars = []
     for entry in record.rounds:
-        if entry.kind == "train":
+        if entry.kind is RoundKind.TRAIN:
             kept = len(entry.cohort) - entry.combinations
             tip = f"round {entry.number}: {entry.combinations} sites combined, {kept} kept their own model"
             bars.append(Bar(tip=tip, tick=str(entry.number), above=entry.combinations, below=kept))

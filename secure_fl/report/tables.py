@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from secure_fl.errors import SecureFLError, by_code
-from secure_fl.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.report.text import DASH, count, decimal, duration, escape, number, percent, ranges, size
+from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.rounds import RoundKind
 
 # Outcome → class of its cell, and what it means. Each class has its own shape, not only its own colour.
 OUTCOMES: Mapping[str, tuple[str, str]] = {
@@ -44,7 +45,7 @@ def by_name(entry: RoundRecord) -> dict[str, NodeRound]:
 
 def round_label(entry: RoundRecord) -> str:
     """What to call a round in a sentence."""
-    return "closing evaluation" if entry.kind == "evaluate" else f"round {entry.number}"
+    return "closing evaluation" if entry.kind is RoundKind.EVALUATE else f"round {entry.number}"
 
 
 def plain_reason(code: str) -> str:
@@ -70,7 +71,7 @@ def cohort_grid(record: StudyRecord) -> str:
     # A number too close to the end would run into the closing E.
     head = "".join(_grid_head(entry, every, room=len(rounds) - index > every / 3) for index, entry in enumerate(rounds))
     looked_up = [(round_label(entry), by_name(entry)) for entry in rounds]
-    training = [by_name(entry) for entry in rounds if entry.kind == "train"]
+    training = [by_name(entry) for entry in rounds if entry.kind is RoundKind.TRAIN]
     rows = []
     for name in site_names(record):
         taken = sum(name in nodes and nodes[name].outcome == "took part" for nodes in training)
@@ -85,7 +86,7 @@ def cohort_grid(record: StudyRecord) -> str:
 
 
 def _grid_head(entry: RoundRecord, every: int, *, room: bool) -> str:
-    if entry.kind == "evaluate":
+    if entry.kind is RoundKind.EVALUATE:
         return '<th scope="col" title="closing evaluation"><b>E<span>, closing evaluation</span></b></th>'
     if room and (entry.number % every == 0 or entry.number == 1):
         return f'<th scope="col"><b>{entry.number}</b></th>'
@@ -137,8 +138,8 @@ def _times(sites: Mapping[str, Sequence[RoundRecord]]) -> int:
 
 def _when(entries: Sequence[RoundRecord]) -> str:
     """The rounds as ranges, the closing evaluation as the E of the grid."""
-    numbers = ranges(entry.number for entry in entries if entry.kind == "train")
-    return ", ".join(filter(None, (numbers, "E" if any(entry.kind == "evaluate" for entry in entries) else "")))
+    numbers = ranges(entry.number for entry in entries if entry.kind is RoundKind.TRAIN)
+    return ", ".join(filter(None, (numbers, "E" if any(entry.kind is RoundKind.EVALUATE for entry in entries) else "")))
 
 
 # --- sites and rounds -------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def round_table(record: StudyRecord, *, regression: bool) -> str:
     kept_any = any(entry.blocks_kept for entry in record.rounds)
     rows = []
     for entry in record.rounds:
-        label = "Closing evaluation" if entry.kind == "evaluate" else str(entry.number)
+        label = "Closing evaluation" if entry.kind is RoundKind.EVALUATE else str(entry.number)
         up, down = bytes_per_site(entry)
         value = shown(entry.mean_mse if regression else entry.mean_accuracy)
         kept = ", ".join(escape(block) for block in entry.blocks_kept) or DASH

@@ -284,6 +284,26 @@ class UploadReceipt(_message.Message):
     duplicate: bool
     def __init__(self, study_id: _Optional[str] = ..., upload_id: _Optional[bytes] = ..., duplicate: _Optional[bool] = ...) -> None: ...
 
+class UploadQuery(_message.Message):
+    __slots__ = ("study_id", "round", "attempt", "upload_id")
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    study_id: str
+    round: int
+    attempt: int
+    upload_id: bytes
+    def __init__(self, study_id: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., upload_id: _Optional[bytes] = ...) -> None: ...
+
+class UploadProgress(_message.Message):
+    __slots__ = ("study_id", "received")
+    STUDY_ID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    study_id: str
+    received: int
+    def __init__(self, study_id: _Optional[str] = ..., received: _Optional[int] = ...) -> None: ...
+
 class ErrorDetail(_message.Message):
     __slots__ = ("code",)
     CODE_FIELD_NUMBER: _ClassVar[int]

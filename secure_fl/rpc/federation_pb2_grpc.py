@@ -44,6 +44,11 @@ class FederationStub:
                 request_serializer=secure__fl_dot_rpc_dot_federation__pb2.UploadPart.SerializeToString,
                 response_deserializer=secure__fl_dot_rpc_dot_federation__pb2.UploadReceipt.FromString,
                 _registered_method=True)
+        self.Uploaded = channel.unary_unary(
+                '/secure_fl.v1.Federation/Uploaded',
+                request_serializer=secure__fl_dot_rpc_dot_federation__pb2.UploadQuery.SerializeToString,
+                response_deserializer=secure__fl_dot_rpc_dot_federation__pb2.UploadProgress.FromString,
+                _registered_method=True)
         self.Download = channel.unary_stream(
                 '/secure_fl.v1.Federation/Download',
                 request_serializer=secure__fl_dot_rpc_dot_federation__pb2.DownloadRequest.SerializeToString,
@@ -68,6 +73,13 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Uploaded(self, request, context):
+        """How much of an upload has arrived: after a broken link its chunks go on from there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Download(self, request, context):
         """One content-addressed object of a study, resumable at any offset.
         """
@@ -87,6 +99,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Upload,
                     request_deserializer=secure__fl_dot_rpc_dot_federation__pb2.UploadPart.FromString,
                     response_serializer=secure__fl_dot_rpc_dot_federation__pb2.UploadReceipt.SerializeToString,
+            ),
+            'Uploaded': grpc.unary_unary_rpc_method_handler(
+                    servicer.Uploaded,
+                    request_deserializer=secure__fl_dot_rpc_dot_federation__pb2.UploadQuery.FromString,
+                    response_serializer=secure__fl_dot_rpc_dot_federation__pb2.UploadProgress.SerializeToString,
             ),
             'Download': grpc.unary_stream_rpc_method_handler(
                     servicer.Download,
@@ -148,6 +165,33 @@ class Federation:
             '/secure_fl.v1.Federation/Upload',
             secure__fl_dot_rpc_dot_federation__pb2.UploadPart.SerializeToString,
             secure__fl_dot_rpc_dot_federation__pb2.UploadReceipt.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Uploaded(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/secure_fl.v1.Federation/Uploaded',
+            secure__fl_dot_rpc_dot_federation__pb2.UploadQuery.SerializeToString,
+            secure__fl_dot_rpc_dot_federation__pb2.UploadProgress.FromString,
             options,
             channel_credentials,
             insecure,

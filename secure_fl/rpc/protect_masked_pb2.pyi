@@ -6,6 +6,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class MaskedManifest(_message.Message):
+    __slots__ = ("mask_key", "envelope_key")
+    MASK_KEY_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_KEY_FIELD_NUMBER: _ClassVar[int]
+    mask_key: bytes
+    envelope_key: bytes
+    def __init__(self, mask_key: _Optional[bytes] = ..., envelope_key: _Optional[bytes] = ...) -> None: ...
+
 class MaskedEnvelope(_message.Message):
     __slots__ = ("peer", "key_share", "seed_shares")
     PEER_FIELD_NUMBER: _ClassVar[int]

@@ -6,6 +6,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SealedManifest(_message.Message):
+    __slots__ = ("envelope_key", "reply_key", "sketch_hashes", "sketch_proof", "opened")
+    ENVELOPE_KEY_FIELD_NUMBER: _ClassVar[int]
+    REPLY_KEY_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_HASHES_FIELD_NUMBER: _ClassVar[int]
+    SKETCH_PROOF_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    envelope_key: bytes
+    reply_key: bytes
+    sketch_hashes: bytes
+    sketch_proof: bytes
+    opened: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, envelope_key: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., sketch_hashes: _Optional[bytes] = ..., sketch_proof: _Optional[bytes] = ..., opened: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class SealedEnvelope(_message.Message):
     __slots__ = ("peer", "key_shares", "sketch_share")
     PEER_FIELD_NUMBER: _ClassVar[int]
@@ -17,16 +31,16 @@ class SealedEnvelope(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., key_shares: _Optional[_Iterable[bytes]] = ..., sketch_share: _Optional[bytes] = ...) -> None: ...
 
 class SealedCommit(_message.Message):
-    __slots__ = ("node", "upload", "roots", "signature")
+    __slots__ = ("node", "upload", "digests", "signature")
     NODE_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
-    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     node: str
     upload: bytes
-    roots: _containers.RepeatedScalarFieldContainer[bytes]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
-    def __init__(self, node: _Optional[str] = ..., upload: _Optional[bytes] = ..., roots: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., upload: _Optional[bytes] = ..., digests: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SealedUpload(_message.Message):
     __slots__ = ("commit", "envelopes")

@@ -1,31 +1,42 @@
 """Two ways to run a prepared workspace: real processes over mutual TLS, or everything in this one.
 
-The library imports neither process. `processes` starts them by name; `threads` finds them through the entry points
+The library imports neither process. `processes` has them forked by name; `threads` finds them through the entry points
 that the distribution declares, and holds them to the protocols below.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
+import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from tempfile import TemporaryFile
+from typing import IO, Any, Protocol
 
 from secure_fl import logs
+from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError, StudyAbortedError
-from secure_fl.events import Listener
-from secure_fl.protect.base import RequestKind
+from secure_fl.events import CoordinatorFailed, Event, Listener, Listening, NodeDied, from_json
+from secure_fl.simulation.forks import Forked, Forks
 from secure_fl.simulation.workspace import Workspace
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 from secure_fl.transport.base import FederationService
 
 _LEAVE_SECONDS = 10.0
+_EVENT_BYTES = 1 << 24
+
+
+class Engine(Protocol):
+    """Runs a prepared workspace."""
+
+    async def __call__(self, workspace: Workspace, listener: Listener, /) -> None: ...
 
 
 # --- threads --------------------------------------------------------------------------------------------------
@@ -56,8 +67,13 @@ class NodeEngine(Protocol):
         ...
 
 
-async def run_threads(workspace: Workspace, listener: Listener) -> None:
+@contextmanager
+def threads() -> Iterator[Engine]:
     """Every party in this process: the same messages without sockets, training in threads."""
+    yield _run_threads
+
+
+async def _run_threads(workspace: Workspace, listener: Listener) -> None:
     import torch
 
     torch.set_num_threads(1)  # as in `processes`, so that both engines give the same model
@@ -88,35 +104,77 @@ def _engine(name: str) -> Any:
 
 # --- processes ------------------------------------------------------------------------------------------------
 
+# What the parties and their training processes import: once, in the template that they are all forked from.
+# torch imports its compiler with the first optimizer, whoever compiles nothing: a second and 100 MB.
+_COORDINATOR, _NODE = "coordinator.main", "node.main"
+_PRELOADED = (_COORDINATOR, _NODE, "node.training.worker", "node.training.trainer", "torch._dynamo")
+# Many processes share the cores, and glibc's arenas of many threads the memory. Read when an interpreter starts.
+_FRUGAL = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "PYTHONUNBUFFERED": "1"}
 
-async def run_processes(workspace: Workspace, listener: Listener) -> None:
-    """One coordinator and N node processes over mutual TLS on loopback."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Template:
+    forks: Forks
+    errors: IO[bytes]
+
+    def death(self) -> StudyAbortedError:
+        """Why there is no template any more, in its last words."""
+        self.errors.seek(0)
+        *_, said = [b"it was killed", *self.errors.read().strip().splitlines()]
+        return StudyAbortedError(
+            f"the process that all others are forked from has died: {said.decode(errors='replace')}",
+            advice="`secure-fl doctor` checks the installation; --engine threads needs no other process",
+        )
+
+
+@contextmanager
+def processes() -> Iterator[Engine]:
+    """One coordinator and N node processes over mutual TLS on loopback. Their imports begin here, before the run."""
+    if sys.platform != "linux":
+        raise SettingsError("the engine 'processes' needs Linux", advice="use --engine threads")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, TemporaryFile() as errors:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "secure_fl.simulation.template", *_PRELOADED],
+                stdin=theirs.fileno(),
+                stdout=errors,
+                stderr=errors,
+                env={**os.environ, **_FRUGAL},
+                start_new_session=True,  # Ctrl-C reaches it, and those forked from it, through us and in order
+            )
+        try:
+            yield partial(_run_processes, _Template(forks=Forks(ours), errors=errors))
+        finally:
+            ours.close()
+            process.terminate()  # while it imports; once it serves it leaves, with those that are left, because we did
+            process.wait()
+
+
+async def _run_processes(template: _Template, workspace: Workspace, listener: Listener) -> None:
     watch = _Watch(workspace, listener)
-    async with _children() as start:
+    async with _children(template) as start:
         folder = workspace.coordinator_file.parent
-        command = [
-            "-m",
-            "coordinator",
-            str(workspace.coordinator_file),
-            "--until-done",
-            "--events",
-            "--lifeline",
-        ]
-        coordinator = await start(command, log=folder / "coordinator.log", events=True)
-        async for kind, fields in _events(coordinator):
-            listener(kind, fields)
-            if kind == "listening":
-                workspace.point_nodes_at(fields["port"])
+        arguments = [str(workspace.coordinator_file), "--until-done", "--events", "--lifeline"]
+        coordinator = await start(_COORDINATOR, arguments, log=folder / "coordinator.log", events=True)
+        async for event in _events(coordinator):
+            listener(event)
+            if isinstance(event, Listening):
+                workspace.point_nodes_at(event.port)
                 for name in workspace.study.study.roster:
-                    command = ["-m", "node", str(workspace.node_file(name)), "--until-done", "--lifeline"]
-                    node = await start(command, log=workspace.node_folder(name) / "node.log")
-                    watch.add(name, node, coordinator)
+                    arguments = [str(workspace.node_file(name)), "--until-done", "--lifeline"]
+                    log = workspace.node_folder(name) / "node.log"
+                    watch.add(name, await start(_NODE, arguments, log=log), coordinator)
         code = await coordinator.wait()
+        if template.forks.lost:
+            raise template.death()
         if watch.reason is not None:
             raise watch.reason
         if code != 0:
-            hint = f"see {folder / 'coordinator.log'}"
-            listener("died", {"message": f"the coordinator left with exit code {code}", "hint": hint})
+            error = StudyAbortedError(
+                f"the coordinator left with exit code {code}", advice=f"see {folder / 'coordinator.log'}"
+            )
+            listener(CoordinatorFailed.of(error))
 
 
 class _Watch:
@@ -129,68 +187,58 @@ class _Watch:
         self._tasks: set[asyncio.Task[None]] = set()
         self.reason: StudyAbortedError | None = None
 
-    def add(self, name: str, node: asyncio.subprocess.Process, coordinator: asyncio.subprocess.Process) -> None:
+    def add(self, name: str, node: Forked, coordinator: Forked) -> None:
         """Watch one node."""
         self._alive.add(name)
         task = asyncio.create_task(self._follow(name, node, coordinator))
         self._tasks.add(task)
 
-    async def _follow(
-        self, name: str, node: asyncio.subprocess.Process, coordinator: asyncio.subprocess.Process
-    ) -> None:
+    async def _follow(self, name: str, node: Forked, coordinator: Forked) -> None:
         code = await node.wait()
         self._alive.discard(name)
         if code == 0 or coordinator.returncode is not None:
             return
-        self._listener("node-died", {"node": name, "exit_code": code})
+        self._listener(NodeDied(node=name, exit_code=code))
         if len(self._alive) < self._workspace.study.min_cohort(RequestKind.SUM):
             log = self._workspace.node_folder(name) / "node.log"
             self.reason = StudyAbortedError(
                 f"{name} left with exit code {code} and too few sites remain: {last_complaint(log, '')}",
                 advice=f"see {log}",
             )
-            with contextlib.suppress(ProcessLookupError):
-                coordinator.terminate()
+            coordinator.terminate()
 
 
 class _Starter(Protocol):
-    async def __call__(
-        self, arguments: list[str], *, log: Path, events: bool = False
-    ) -> asyncio.subprocess.Process: ...
+    async def __call__(self, module: str, arguments: list[str], *, log: Path, events: bool = False) -> Forked: ...
 
 
 @asynccontextmanager
-async def _children() -> AsyncIterator[_Starter]:
-    """Start Python processes that end with this block and, through their lifeline, with this process."""
-    processes: list[asyncio.subprocess.Process] = []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+async def _children(template: _Template) -> AsyncIterator[_Starter]:
+    """Start processes that end with this block and, through their lifeline, with this process."""
+    started: list[Forked] = []
 
-    async def start(arguments: list[str], *, log: Path, events: bool = False) -> asyncio.subprocess.Process:
+    async def start(module: str, arguments: list[str], *, log: Path, events: bool = False) -> Forked:
         with log.open("ab") as file:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE if events else file,
-                stderr=file,
-                env=environment,
-                limit=1 << 24,
-                start_new_session=True,  # Ctrl-C reaches them through us, in order
-            )
-        processes.append(process)
-        return process
+            out = None if events else file.fileno()
+            try:
+                child = await template.forks.start(
+                    module, *arguments, stdout=out, stderr=file.fileno(), forks=module == _NODE, limit=_EVENT_BYTES
+                )
+            except ConnectionError as error:
+                raise template.death() from error
+        started.append(child)
+        return child
 
     try:
         yield start
     finally:
-        await _end(processes)
+        await _end(started)
 
 
-async def _end(processes: list[asyncio.subprocess.Process]) -> None:
+async def _end(processes: list[Forked]) -> None:
     alive = [process for process in processes if process.returncode is None]
     for process in alive:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        process.terminate()
     try:
         async with asyncio.timeout(_LEAVE_SECONDS):
             await asyncio.gather(*(process.wait() for process in alive))
@@ -201,12 +249,11 @@ async def _end(processes: list[asyncio.subprocess.Process]) -> None:
                 await process.wait()
 
 
-async def _events(process: asyncio.subprocess.Process) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+async def _events(process: Forked) -> AsyncIterator[Event]:
     if process.stdout is None:
         return
     while line := await process.stdout.readline():
-        fields = json.loads(line)
-        yield fields.pop("event"), fields
+        yield from_json(line)
 
 
 def last_complaint(path: Path, wanted: str) -> str:

@@ -12,20 +12,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from secure_fl import traces
+from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
-from secure_fl.events import Listener
+from secure_fl.events import CoordinatorFailed, Event, Listener, Refused, SatOut, StudyFailed
 from secure_fl.files import write_atomically
-from secure_fl.protect.base import RequestKind
-from secure_fl.record import StudyRecord
 from secure_fl.report import Step, render
+from secure_fl.results import traces
+from secure_fl.results.record import StudyRecord
+from secure_fl.results.summary import summarise
 from secure_fl.settings import require_known
-from secure_fl.simulation.engines import last_complaint, run_processes, run_threads
-from secure_fl.simulation.summary import summarise
+from secure_fl.simulation.engines import last_complaint, processes, threads
 from secure_fl.simulation.workspace import Workspace, prepare
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
-ENGINES = {"processes": run_processes, "threads": run_threads}
+ENGINES = {"processes": processes, "threads": threads}
 
 
 def run(
@@ -36,11 +36,12 @@ def run(
     Raises `StudyAbortedError` when the study does not finish, after saving what there is.
     """
     require_known("engine", engine, ENGINES)
-    study.check(nodes=study.simulation.nodes)
-    workspace = prepare(folder, study, policy=policy)
-    troubles = _Troubles(workspace, listener)
     started = time.monotonic()
-    asyncio.run(ENGINES[engine](workspace, troubles.listen))
+    with ENGINES[engine]() as run_engine:
+        study.check(nodes=study.simulation.nodes)
+        workspace = prepare(folder, study, policy=policy)
+        troubles = _Troubles(workspace, listener)
+        asyncio.run(run_engine(workspace, troubles.listen))
     record = _load_record(workspace)
     if record is None or record.outcome != "finished":
         raise troubles.explain()
@@ -92,17 +93,19 @@ class _Troubles:
         self._nodes: dict[str, str] = {}
         self._failure: SecureFLError | None = None
 
-    def listen(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def listen(self, event: Event) -> None:
         """Pass an event on, and remember it if it is bad news."""
-        self._listener(kind, fields)
-        if kind in ("sat-out", "refused"):
-            self._nodes[fields["node"]] = fields["reason"]
-        if kind in ("study-failed", "failed", "died") and self._failure is None:
-            code = fields.get("code", "StudyAborted")
-            self._failure = rebuild(code, fields["message"], advice=fields["hint"])
+        self._listener(event)
         study = self._workspace.study
-        if kind == "refused" and len(study.study.roster) - len(self._nodes) < study.min_cohort(RequestKind.SUM):
-            raise self.explain()
+        match event:
+            case SatOut(node=node, reason=reason):
+                self._nodes[node] = reason
+            case Refused(node=node, reason=reason):
+                self._nodes[node] = reason
+                if len(study.study.roster) - len(self._nodes) < study.min_cohort(RequestKind.SUM):
+                    raise self.explain()
+            case StudyFailed() | CoordinatorFailed() if self._failure is None:
+                self._failure = rebuild(event.code, event.message, advice=event.hint)
 
     def explain(self) -> SecureFLError:
         """One line: what failed, and what the first troubled node had to say."""

@@ -22,8 +22,8 @@ from secure_fl.errors import SettingsError, StorageError
 from secure_fl.files import write_atomically
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
-from secure_fl.record import StudyRecord
-from secure_fl.study import Study
+from secure_fl.results.record import StudyRecord
+from secure_fl.study.settings import Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

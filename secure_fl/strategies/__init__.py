@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from secure_fl.aggregation import RequestKind
 from secure_fl.settings import require_known
 from secure_fl.strategies.base import Strategy
 
@@ -36,17 +37,21 @@ def known() -> tuple[str, ...]:
 def create(name: str, settings: Mapping[str, Any]) -> Strategy:
     """The strategy with this id and these settings; `UnknownNameError` or `SettingsError` otherwise."""
     require_known("strategy", name, _BUILT_IN)
-    module, _, attribute = _BUILT_IN[name].partition(":")
-    cls: type[Strategy] = getattr(import_module(module), attribute)
+    cls = _class(name)
     return cls(cls.Settings.parse(settings, where="strategy"))
 
 
-def suitable_protection(name: str) -> str:
-    """The protection of a study that names none: masks for sums, `sealed` for what opens at the sites."""
+def asks(name: str) -> RequestKind:
+    """What the strategy with this id asks for; a sum, where there is none."""
     if name not in _BUILT_IN:
-        return "masked"
+        return RequestKind.SUM
+    return _class(name).asks
+
+
+def _class(name: str) -> type[Strategy]:
     module, _, attribute = _BUILT_IN[name].partition(":")
-    return "sealed" if getattr(import_module(module), attribute).attention else "masked"
+    cls: type[Strategy] = getattr(import_module(module), attribute)
+    return cls
 
 
 def register(name: str, target: str) -> None:

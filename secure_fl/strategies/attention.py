@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Layout
 from secure_fl.strategies.base import Combine, LocalTraining, Request, Strategy
 
@@ -31,6 +32,7 @@ class AttentionStrategy(Strategy):
     settings: AttentionTraining
     has_global_model = False
     attention = True
+    asks = RequestKind.COMBINE
 
     def request(self, layout: Layout, head: tuple[str, ...]) -> Request:  # noqa: ARG002
         """Everything, combined for each site."""

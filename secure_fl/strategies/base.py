@@ -9,23 +9,17 @@ only the recipient sees.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-from pydantic import Field
-
+from secure_fl.aggregation import Aggregate, BlockMean, Combine, Request, RequestKind, Sum
 from secure_fl.blocks import Blocks, Layout, Vector
-from secure_fl.protect.base import Combine, Request, Sum
-from secure_fl.settings import Settings
+from secure_fl.strategies.training import Array, LocalTraining
 
 if TYPE_CHECKING:
     from secure_fl.strategies.site import Site
     from secure_fl.tasks.base import Task
-
-Array: TypeAlias = npt.NDArray[np.float32]
 
 SHIPPED_TENSOR = "values"  # the one tensor of a shipped block
 
@@ -37,55 +31,51 @@ __all__ = [
     "Combine",
     "LocalTraining",
     "Request",
+    "State",
     "Strategy",
     "Sum",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockMean:
-    """One opened block: the weighted mean of its cohort's updates."""
+class State:
+    """What a strategy remembers at the coordinator from round to round: small values as JSON has them, and vectors."""
 
-    mean: Vector
-    contributors: int
-
-
-class Aggregate(Mapping[str, BlockMean]):
-    """Per-block means of one round. A block whose cohort was below its minimum is absent."""
-
-    __slots__ = ("_means",)
-
-    def __init__(self, means: Mapping[str, BlockMean]) -> None:
-        self._means = dict(means)
-
-    def __getitem__(self, block: str) -> BlockMean:
-        return self._means[block]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._means)
-
-    def __len__(self) -> int:
-        return len(self._means)
-
-
-class LocalTraining(Settings):
-    """How a node trains; every strategy has these settings and may add its own."""
-
-    epochs: int = Field(2, ge=1, le=1000)
-    batch_size: int = Field(16, ge=1)
-    learning_rate: float = Field(0.05, gt=0)
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    vectors: Blocks = field(default_factory=dict)
 
 
 class Strategy(ABC):
-    """One paper, one file: node half and coordinator half side by side."""
+    """One paper, one file: node half and coordinator half side by side.
+
+    A subclass says which blocks leave a site and trains there; everything else has a default. One that shares all but
+    the task's head, and keeps that at the site::
+
+        class KeepHead(Strategy):
+            name = "keep-head"
+
+            def request(self, layout, head):
+                return Sum(blocks=tuple(name for name in layout.names if name not in head))
+
+            def explain(self):
+                return ("Leaves: the change of every block but the head.", "Stays: the data and the head.")
+
+            def fit(self, site):
+                site.load(self.inference(site))
+                site.train()
+                site.personal = site.blocks(site.head)
+                return site.change(site.received)
+
+    Where to find what: `site.received` are the shared blocks, `site.personal` and `site.state` what this site kept,
+    `aggregate[block].mean` the mean of the changes of a block that was opened.
+    """
 
     name: ClassVar[str]
     Settings: ClassVar[type[LocalTraining]] = LocalTraining
     # Whether the shared blocks alone are a model that can be used, exported and scored on its own.
     has_global_model: ClassVar[bool] = True
+    # What its training rounds ask for; `request` says of which blocks.
+    asks: ClassVar[RequestKind] = RequestKind.SUM
     # For *combine*: whether nodes weigh their peers by the distance of their `features`.
     attention: ClassVar[bool] = False
     # Reserved blocks that the coordinator makes once (`ship`) and sends with the shared model. No node returns them.
@@ -98,7 +88,12 @@ class Strategy(ABC):
 
     @abstractmethod
     def request(self, layout: Layout, head: tuple[str, ...]) -> Request:
-        """Which blocks leave a node, and as what. `head` names the blocks a task regards as its head."""
+        """Which blocks leave a node, and as what.
+
+        `layout` has the blocks of the model, `head` names those that the task regards as its head. Returns a `Sum` or a
+        `Combine`, as `asks` says. Raises `LayoutMismatchError` or `SettingsError` where the strategy cannot use such a
+        model. Called without the task's code, too: nothing here may need torch.
+        """
 
     def request_for(self, task: Task, layout: Layout) -> Request:
         """The request for a task's model, whose blocks are `layout`; `SettingsError` if the strategy cannot use it."""
@@ -117,11 +112,17 @@ class Strategy(ABC):
 
     @abstractmethod
     def fit(self, site: Site) -> Blocks:
-        """Train on the site's data and return the change of every shared block it holds."""
+        """Train on the site's data and return the change of every shared block it holds.
+
+        `site` has the model, the data and what was kept (`secure_fl.strategies.site.Site`); what this leaves in
+        `site.personal` and `site.state` is kept for the next round. The returned blocks are float32 vectors, some of
+        those requested or all; they are clipped, weighted, rounded and protected by others. Raises
+        `NonFiniteUpdateError` where training goes astray: the site then sits the round out.
+        """
 
     def inference(self, site: Site) -> Blocks:
         """The model this site predicts with now: what it received, completed by what it keeps."""
-        return {**site.initial, **site.personal, **site.received}
+        return site.complete(site.personal, site.received)
 
     def compares(self, number: int) -> bool:  # noqa: ARG002
         """With `attention`: whether distances are opened in round `number`, or the last ones count again."""
@@ -145,8 +146,20 @@ class Strategy(ABC):
         """The blocks named in `shipped`: made before the first round, the same for everybody, never changed."""
         return {}
 
-    def step(self, current: Blocks, aggregate: Aggregate) -> Blocks:
-        """The next shared blocks: w ← w + mean of the changes. A block that was not opened keeps its value."""
-        return {
+    def step(self, current: Blocks, aggregate: Aggregate, state: State) -> tuple[Blocks, State]:
+        """The next shared blocks, and what to remember until the next step.
+
+        `current` are the shared blocks now, `aggregate` the means of their changes (a block that was not opened is
+        absent and keeps its value), `state` what the step before returned: empty before the first. All of it is
+        committed together with the round. By default w ← w + mean, and nothing to remember::
+
+            def step(self, current, aggregate, state):
+                blocks, _ = super().step(current, aggregate, state)
+                return blocks, State(values={"steps": state.values.get("steps", 0) + 1})
+
+        Elementwise and deterministic: whoever has the same input makes the same model.
+        """
+        moved = {
             name: vector + aggregate[name].mean if name in aggregate else vector for name, vector in current.items()
         }
+        return moved, state

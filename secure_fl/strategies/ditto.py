@@ -50,4 +50,4 @@ class Ditto(FedAvg):
 
     def inference(self, site: Site) -> Blocks:
         """v; until there is one, the common model, which is where v starts."""
-        return {**site.initial, **site.received, **site.personal}
+        return site.complete(site.received, site.personal)

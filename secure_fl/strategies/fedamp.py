@@ -59,7 +59,7 @@ class FedAMP(AttentionStrategy):
 
     def inference(self, site: Site) -> Blocks:
         """w_i."""
-        return {**site.initial, **site.personal}
+        return site.complete(site.personal)
 
     def features(self, site: Site) -> Vector:
         """w_i itself, of which a sketch is made."""

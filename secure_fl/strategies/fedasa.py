@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from secure_fl.blocks import Blocks, Layout, zeros
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
 
 INPUTS, TARGETS = "@auxiliary-inputs", "@auxiliary-features"
-_DEPTH, _ROUNDS = "depth", "rounds taken"  # beside the blocks in what the site keeps
+_DEPTH, _ROUNDS = "depth", "rounds taken"  # what the site remembers
 
 
 class FedASASettings(LocalTraining):
@@ -115,29 +114,25 @@ class FedASA(Strategy):
 
     def fit(self, site: Site) -> Blocks:
         """Algorithm 1, lines 21–24; in a site's first t_0 rounds also line 6, on the model it has just trained."""
-        depth, rounds = self.depth(site), int(_number(site.personal, _ROUNDS))
+        depth, rounds = self.depth(site), site.state.get(_ROUNDS, 0)
         site.load(self.inference(site))
         self._train(site, _shared(site, depth))
         if rounds < self.settings.alignment_rounds:
             depth = self.align(site)
         shared = _shared(site, depth)
         site.note("depth", {"m*": depth})
-        site.personal = {
-            **site.blocks(name for name in site.layout.names if name not in shared),
-            _DEPTH: np.array([depth], np.float32),
-            _ROUNDS: np.array([rounds + 1], np.float32),
-        }
+        site.personal = site.blocks(name for name in site.layout.names if name not in shared)
+        site.state = {_DEPTH: depth, _ROUNDS: rounds + 1}
         return {**(zeros(site.layout.select(_cells(site))) if self._hides else {}), **site.change(shared)}
 
     def inference(self, site: Site) -> Blocks:
         """θ_k sampled from the shared blocks, as deep as the site goes, and its own φ_k."""
-        own = {name: site.personal[name] for name in site.layout.names if name in site.personal}
         sampled = {name: site.received[name] for name in _shared(site, self.depth(site))}
-        return {**site.initial, **own, **sampled}
+        return site.complete(site.personal, sampled)
 
     def depth(self, site: Site) -> int:
         """m*_k; before a site has chosen, everything is shared."""
-        return int(_number(site.personal, _DEPTH, len(_cells(site)) - 1))
+        return int(site.state.get(_DEPTH, len(_cells(site)) - 1))
 
     def align(self, site: Site) -> int:
         """(8) on the model as it is now, over the depths that fit the budget; always over the least of them."""
@@ -261,7 +256,3 @@ def _cells(site: Site) -> tuple[str, ...]:
 def _shared(site: Site, depth: int) -> tuple[str, ...]:
     """o_0 and as many cells."""
     return _cells(site)[: depth + 1]
-
-
-def _number(kept: Blocks, name: str, default: float = 0) -> float:
-    return float(kept[name][0]) if name in kept else default

@@ -78,7 +78,7 @@ class FedCCA(AttentionStrategy):
         return {**self._trained(site), **opened}
 
     def _trained(self, site: Site) -> Blocks:
-        return {**site.initial, **{name: site.personal[name] for name in site.layout.names if name in site.personal}}
+        return site.complete(site.personal)
 
     def features(self, site: Site) -> Vector:
         """φ_fc: the head of φ, its last layer."""

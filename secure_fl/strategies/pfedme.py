@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from secure_fl.blocks import Blocks
-from secure_fl.strategies.base import Aggregate, LocalTraining
+from secure_fl.strategies.base import Aggregate, LocalTraining, State
 from secure_fl.strategies.fedavg import FedAvg
 
 if TYPE_CHECKING:
@@ -62,14 +62,15 @@ class PFedMe(FedAvg):
 
     def inference(self, site: Site) -> Blocks:
         """θ of the last round; until there is one, the common model."""
-        return {**site.initial, **site.received, **site.personal}
+        return site.complete(site.received, site.personal)
 
     # --- coordinator half -----------------------------------------------------------------------------------
 
-    def step(self, current: Blocks, aggregate: Aggregate) -> Blocks:
+    def step(self, current: Blocks, aggregate: Aggregate, state: State) -> tuple[Blocks, State]:
         """w ← (1 − β)·w + β·mean of w_k = w + β·mean of the changes. A block that was not opened keeps its value."""
         beta = np.float32(self.settings.beta)
-        return {
+        moved = {
             name: vector + beta * aggregate[name].mean if name in aggregate else vector
             for name, vector in current.items()
         }
+        return moved, state

@@ -76,4 +76,4 @@ class PFLDA(Strategy):
 
     def inference(self, site: Site) -> Blocks:
         """g_γ ∘ Φ_β; without a γ the global decoder, which is where γ starts and what Simple-DA has."""
-        return {**site.initial, **site.received, **site.personal}
+        return site.complete(site.received, site.personal)

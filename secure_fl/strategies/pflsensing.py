@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from secure_fl.strategies.site import Loss, Site
 
 START = 0.5  # α in the first round, for every hierarchy
-_ROUNDS = "rounds taken"  # beside the blocks and their α in what the site keeps
+_ALPHA, _ROUNDS = "alpha", "rounds taken"  # what the site remembers
 
 
 class PFLSensingSettings(LocalTraining):
@@ -64,24 +64,20 @@ class PFLSensing(FedAvg):
         site.train()
         intermediate = site.blocks()
 
-        # In the model's order, which the file they were kept in does not have: of equals, the earlier is retained.
-        kept = weights_kept(site.personal)
+        # In the model's order, which what was kept need not have: of equals, the earlier is retained.
+        kept = site.state.get(_ALPHA, {})
         alpha = {name: kept.get(name, START) for name in site.layout.names}
-        rounds = int(site.personal[_ROUNDS][0]) if _ROUNDS in site.personal else 0
+        rounds = site.state.get(_ROUNDS, 0)
         retained = () if rounds % self.settings.period == 0 else top(alpha, self.settings.top_k)
         alpha = self._adapt(site, alpha, intermediate, local, retained)
         site.note("alpha", alpha)
-        site.personal = {
-            **mix(alpha, intermediate, local, retained),
-            **{_alpha(name): np.array([value], np.float32) for name, value in alpha.items()},
-            _ROUNDS: np.array([rounds + 1], np.float32),
-        }
+        site.personal = mix(alpha, intermediate, local, retained)
+        site.state = {_ALPHA: alpha, _ROUNDS: rounds + 1}
         return change
 
     def inference(self, site: Site) -> Blocks:
         """v̄; until there is one, the common model, which is where v starts."""
-        kept = {name: site.personal[name] for name in site.layout.names if name in site.personal}
-        return {**site.initial, **site.received, **kept}
+        return site.complete(site.received, site.personal)
 
     def _balanced(self, site: Site) -> Loss | None:
         """(5): the task's loss with weight μ_j for class j; where there are no classes, the task's loss."""
@@ -144,13 +140,3 @@ def mix(alpha: Mapping[str, float], v: Blocks, w: Blocks, retained: Collection[s
 def top(alpha: Mapping[str, float], k: int) -> tuple[str, ...]:
     """(11): the k hierarchies with the largest α; of equals, the earlier."""
     return tuple(sorted(alpha, key=lambda name: -alpha[name])[:k])
-
-
-def weights_kept(personal: Blocks) -> dict[str, float]:
-    """α per hierarchy, in what a site keeps; empty before its first round."""
-    suffix = _alpha("")
-    return {name.removesuffix(suffix): float(value[0]) for name, value in personal.items() if name.endswith(suffix)}
-
-
-def _alpha(block: str) -> str:
-    return f"{block}: alpha"

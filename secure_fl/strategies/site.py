@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from secure_fl.blocks import Blocks, Layout, Vector
 from secure_fl.errors import NonFiniteUpdateError, SettingsError
-from secure_fl.strategies.base import Array, LocalTraining
+from secure_fl.strategies.training import Array, LocalTraining
 from secure_fl.tasks.model_blocks import layout_of, read_blocks, write_blocks
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Site:
 
     `received` are the shared blocks as they came from the coordinator, `initial` the study's common start,
     `personal` the blocks this node kept from its last round; what `fit` leaves in `personal` is kept for the next.
+    `state` is what the strategy remembers besides, in the types of JSON; what `fit` leaves in it is kept too.
     `combination` is what the last *combine* opened here, and nowhere else. `traces` are the round's notes. `shipped` is
     what the strategy's coordinator half sent beside the model, `budget` how many parameters the site lets go at once.
     """
@@ -47,6 +49,7 @@ class Site:
         device: str = "cpu",
         shipped: Mapping[str, Array] | None = None,
         budget: int | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         self.task = task
         self.data = data
@@ -57,6 +60,7 @@ class Site:
         self.combination = combination
         self.shipped = shipped or {}
         self.budget = budget
+        self.state: dict[str, Any] = dict(state or {})
         self.traces: dict[str, dict[str, float]] = {}
         self.device = torch.device(device)
         # Dropout and the like draw from the global generator, shuffling from one of its own.
@@ -80,18 +84,22 @@ class Site:
         for blocks in sets:
             write_blocks(self.task, self.model, blocks)
 
+    def complete(self, *sets: Blocks) -> dict[str, Vector]:
+        """A whole model: of several sets the later win, and what is in none of them has its initial value."""
+        found = {name: blocks[name] for blocks in sets for name in blocks}
+        return {name: found[name] if name in found else self.initial[name] for name in self.layout.names}
+
     def blocks(self, names: Iterable[str] | None = None) -> dict[str, Vector]:
-        """The model's blocks now, or only `names`."""
-        wanted = None if names is None else set(names)
-        return {
-            name: vector
-            for name, vector in read_blocks(self.task, self.model).items()
-            if wanted is None or name in wanted
-        }
+        """A copy of the model's blocks as they are now, or only of `names`."""
+        return read_blocks(self.task, self.model, only=names)
 
     def change(self, names: Iterable[str]) -> dict[str, Vector]:
         """What training changed in the blocks `names`, relative to what was received."""
-        return {name: vector - self.received[name] for name, vector in self.blocks(names).items()}
+        self.model.zero_grad(set_to_none=True)  # as large as the model, and of no use any more
+        changed = self.blocks(names)
+        for name, vector in changed.items():
+            np.subtract(vector, self.received[name], out=vector)
+        return changed
 
     def train(
         self,

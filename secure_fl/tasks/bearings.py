@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import Field
-from scipy.signal import fftconvolve
 from torch import Tensor, nn
 
 from secure_fl.errors import DataError, SettingsError
@@ -251,6 +250,8 @@ def vibration(key: Key, length: int, *, noise: float, seed: int) -> _Signal:
     excited = 0.05 * rng.standard_normal(length)  # The rough surface of any bearing.
     if label:
         excited += _HEARD[location] * _impacts(CLASSES[label], shaft, length, rng)
+    from scipy.signal import fftconvolve  # half a second, and not for those who have recordings
+
     return signal + cast(_Signal, fftconvolve(excited, ringing)[:length]) + noise * rng.standard_normal(length)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from secure_fl.errors import SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, read_npz
+from secure_fl.tasks.packaged import read_table
 from secure_fl.tasks.partition import Indices, divide
 
 
@@ -53,10 +54,8 @@ class BreastCancer(Task):
 
 
 def _common() -> Arrays:
-    from sklearn.datasets import load_breast_cancer
-
-    cancer = load_breast_cancer()
-    return Arrays(x=cancer.data.astype(np.float32), y=cancer.target.astype(np.int64))
+    table = read_table("breast_cancer.csv", header_rows=1)
+    return Arrays(x=table[:, :-1].astype(np.float32), y=table[:, -1].astype(np.int64))
 
 
 def _standardise(x: npt.NDArray[np.float32], train: Indices) -> npt.NDArray[np.float32]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from secure_fl.errors import DataError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, read_npz
+from secure_fl.tasks.packaged import read_table
 from secure_fl.tasks.partition import divide, rotate_images, rotation
 
 
@@ -56,10 +57,9 @@ def _initialise(module: nn.Module) -> None:
 
 
 def _common() -> Arrays:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    return Arrays(x=(digits.images / 16).astype(np.float32), y=digits.target.astype(np.int64))
+    table = read_table("digits.csv.gz", header_rows=0)
+    images = table[:, :-1].reshape(-1, 8, 8)
+    return Arrays(x=(images / 16).astype(np.float32), y=table[:, -1].astype(np.int64))
 
 
 def _own(source: Source) -> Arrays:

@@ -8,8 +8,9 @@ would tell how much a site has trained. Buffers outside every block stay too.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from threading import Lock
 
 import torch
@@ -33,14 +34,19 @@ def layout_of(task: Task, model: nn.Module) -> Layout:
     return Layout(tuple(_block_shape(name, module) for name, module in modules.items()))
 
 
-def read_blocks(task: Task, model: nn.Module) -> dict[str, Vector]:
-    """A copy of the model's values, block by block."""
+def read_blocks(task: Task, model: nn.Module, only: Iterable[str] | None = None) -> dict[str, Vector]:
+    """A copy of the model's values, block by block, or only of the blocks `only`."""
+    wanted = None if only is None else set(only)
+    layout = layout_of(task, model)
+    if wanted is not None:
+        layout = layout.select(name for name in layout.names if name in wanted)
     values = {
         f"{block}/{name}": tensor.cpu().numpy()
         for block, module in task.blocks(model).items()
+        if wanted is None or block in wanted
         for name, tensor in _tensors(module).items()
     }
-    return layout_of(task, model).join(values)
+    return layout.join(values)
 
 
 def write_blocks(task: Task, model: nn.Module, blocks: Blocks, only: Collection[str] | None = None) -> None:
@@ -68,6 +74,31 @@ def initial_blocks(task: Task, seed: int) -> tuple[Layout, dict[str, Vector]]:
     with seeded(seed):
         model = task.model()
     return layout_of(task, model), read_blocks(task, model)
+
+
+class InitialBlocks(Mapping[str, Vector]):
+    """The initial values that a seed gives a task's model. They are made when the first of them is asked for.
+
+    A site that received every block never asks, and is spared a second model in memory.
+    """
+
+    def __init__(self, task: Task, seed: int, layout: Layout) -> None:
+        self._task = task
+        self._seed = seed
+        self._layout = layout
+
+    @cached_property
+    def _blocks(self) -> dict[str, Vector]:
+        return initial_blocks(self._task, self._seed)[1]
+
+    def __getitem__(self, name: str) -> Vector:
+        return self._blocks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.names)
+
+    def __len__(self) -> int:
+        return len(self._layout.names)
 
 
 @contextmanager

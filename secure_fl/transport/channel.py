@@ -13,9 +13,9 @@ import grpc.aio
 
 from secure_fl.errors import MalformedMessageError, NetworkError, SettingsError
 from secure_fl.identity.certificates import Certificate, utc_now
+from secure_fl.identity.party_file import DialingFile
 from secure_fl.identity.pinning import fetch_pinned
 from secure_fl.limits import MESSAGE_BYTES
-from secure_fl.party import DialingFile
 from secure_fl.transport.errors import error_from_status
 
 M = TypeVar("M")

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from secure_fl.errors import NetworkError, SecureFLError, known_code, rebuild
+from secure_fl.messages import parse
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.wire import parse
 
 DETAIL_KEY = "secure-fl-error-bin"
 

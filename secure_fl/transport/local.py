@@ -11,10 +11,10 @@ from google.protobuf.message import Message as ProtoMessage
 
 from secure_fl.errors import NetworkError, SecureFLError
 from secure_fl.identity.certificates import Certificate
+from secure_fl.messages import parse
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.transport.base import CoordinatorLink, FederationService
 from secure_fl.transport.errors import remote_error
-from secure_fl.wire import parse
 
 P = TypeVar("P", bound=ProtoMessage)
 
@@ -48,6 +48,19 @@ class LocalLink:
             raise remote_error(error.code) from None
         except TimeoutError:
             raise NetworkError("the upload timed out") from None
+        except Exception:
+            log.exception("a call failed unexpectedly")
+            raise remote_error("SecureFL") from None
+
+    async def uploaded(self, query: pb.UploadQuery, *, timeout: float) -> pb.UploadProgress:  # noqa: ASYNC109
+        """As on the wire."""
+        try:
+            async with asyncio.timeout(timeout):
+                return _cross(await self._service.uploaded(self._peer, _cross(query)))
+        except SecureFLError as error:
+            raise remote_error(error.code) from None
+        except TimeoutError:
+            raise NetworkError("the question timed out") from None
         except Exception:
             log.exception("a call failed unexpectedly")
             raise remote_error("SecureFL") from None

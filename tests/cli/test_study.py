@@ -15,9 +15,9 @@ from secure_fl import protect, strategies
 from secure_fl.cli import app
 from secure_fl.cli.deployed import find
 from secure_fl.errors import SettingsError, UnknownStudyError, UsageError
-from secure_fl.operator import Operator
+from secure_fl.operations.operator import Operator
 from secure_fl.rpc import operations_pb2 as pb
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
 invoke = CliRunner().invoke
 

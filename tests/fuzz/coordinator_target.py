@@ -15,21 +15,23 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from coordinator.attempt import AttemptRunner
 from coordinator.operations import Operations
 from coordinator.service import Coordinator
 from node.config import NodeFile
-from node.jobs import Job, Result
 from node.service import Node
+from node.training.jobs import Job, Result
 from secure_fl.errors import SecureFLError
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
+from secure_fl.messages import parse
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.rpc import operations_pb2 as ops
 from secure_fl.rpc.protect_none_pb2 import PlainUpload
 from secure_fl.simulation.workspace import Workspace, prepare
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 from secure_fl.transport.local import LocalConnector
-from secure_fl.wire import our_versions, parse, reference, seal_upload
+from secure_fl.transport.wire import our_versions, reference, sign_upload_header
 from tests.fuzz.mutation import Octets, Structured
 from tests.support.training import FakeTraining
 
@@ -173,8 +175,17 @@ class World:
 
     async def round_announced(self, number: int) -> None:
         """Wait until a round collects."""
-        while self.runner._attempt is None or self.runner._attempt.number < number:  # noqa: ASYNC110
+        while self._number < number:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+    @property
+    def attempt(self) -> AttemptRunner | None:
+        """The one that is open."""
+        return next(iter(self.runner._attempts.values()), None)
+
+    @property
+    def _number(self) -> int:
+        return 0 if self.attempt is None else self.attempt.plan.number
 
     async def next_round(self, number: int) -> None:
         """Let round `number` end, with whatever the fuzzer got into it."""
@@ -204,17 +215,16 @@ class World:
 
     def upload(self, peer: Held) -> list[pb.UploadPart]:
         """The answer that would be taken from this peer now. Not to be changed: it is made once a round."""
-        key = (peer.certificate.name, self.runner._attempt.number if self.runner._attempt is not None else 0)
+        key = (peer.certificate.name, self._number)
         if key not in self._uploads:
             self._uploads[key] = self._upload(peer)
         return self._uploads[key]
 
     def _upload(self, peer: Held) -> list[pb.UploadPart]:
-        attempt, machine = self.runner._attempt, self.runner._machine
         number, tried, names, size = 1, 1, ["a"], 4
-        if attempt is not None and machine is not None:
-            number, tried = attempt.number, attempt.attempt
-            names, size = list(machine.context.layout.names), 2 * machine.context.layout.size
+        if (attempt := self.attempt) is not None:
+            number, tried = attempt.key
+            names, size = list(attempt._context.layout.names), 2 * attempt._context.layout.size
         bulk = bytes(size)
         body = PlainUpload(blocks=names, weight=64).SerializeToString()
         header = pb.UploadHeader(
@@ -225,7 +235,7 @@ class World:
             payload=pb.Payload(protection="none", phase="upload", version=1, body=body),
             bulk=reference(bulk),
         )
-        seal_upload(header, peer.key)
+        sign_upload_header(header, peer.key)
         half = size // 2
         first = pb.Chunk(study_id=self.study_id, offset=0, data=bulk[:half])
         second = pb.Chunk(study_id=self.study_id, offset=half, data=bulk[half:])
@@ -233,7 +243,7 @@ class World:
 
     def node_messages(self) -> list[pb.NodeMessage]:
         """Everything a node says in a session."""
-        number = self.runner._attempt.number if self.runner._attempt is not None else 1
+        number = max(1, self._number)
         mine = self.study_id
         return [
             pb.NodeMessage(hello=pb.Hello(versions=our_versions(), software="secure-fl")),
@@ -316,7 +326,7 @@ class Fuzzer:
         elif not spoil:
             changed = self._structured.mutate(parts[0])
             if changed.WhichOneof("body") == "header":
-                seal_upload(changed.header, peer.key)  # Signed by its sender, and hostile all the same.
+                sign_upload_header(changed.header, peer.key)  # Signed by its sender, and hostile all the same.
             raws[0] = changed.SerializeToString()
         hub = self._world.coordinator.hub
         call = asyncio.ensure_future(hub.upload(peer.certificate, self._decoded(pb.UploadPart, raws)))

@@ -16,11 +16,12 @@ from node.config import NodeFile
 from node.service import Node
 from secure_fl.blocks import BlockShape, Layout, TensorShape
 from secure_fl.errors import LateMessageError, NotConnectedError
+from secure_fl.messages import parse
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.simulation.workspace import prepare
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 from secure_fl.transport.base import CoordinatorLink
-from secure_fl.wire import layout_to_wire, parse, reference
+from secure_fl.transport.wire import layout_to_wire, reference
 from tests.fuzz.mutation import Octets, Structured, mutate_json
 from tests.support.training import FakeTraining
 
@@ -88,9 +89,14 @@ class Liar:
             raise NotConnectedError("lost") if dice < 0.15 else LateMessageError("too late")
         return pb.UploadReceipt(study_id=header.study_id, upload_id=header.upload_id)
 
+    async def uploaded(self, query: pb.UploadQuery, *, timeout: float) -> pb.UploadProgress:  # noqa: ASYNC109
+        """Nothing, or a lie."""
+        received = 0 if self.honest.is_set() else self._rng.getrandbits(63)
+        return pb.UploadProgress(study_id=query.study_id, received=received)
+
     async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:  # noqa: ASYNC109
         """The model, or something like it."""
-        chunk = pb.Chunk(study_id=request.study_id, offset=0, data=WEIGHTS)
+        chunk = pb.Chunk(study_id=request.study_id, offset=request.offset, data=WEIGHTS[request.offset :])
         if not self.honest.is_set() and self._rng.random() < 0.3:
             self.read += 1
             chunk = parse(pb.Chunk, self._spoilt(chunk))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import node.session
+from secure_fl.transport.pace import Backoff
 from tests.fuzz.coordinator_target import HONEST, World, fuzz_coordinator
 from tests.fuzz.node_target import Liar, fuzz_node
 from tests.fuzz.plan import MESSAGES, report, seeded
@@ -52,8 +54,7 @@ def test_the_coordinator_survives(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_node_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     usage = Usage()
     # A liar costs the node a pause; a hundred thousand of them would cost the afternoon.
-    monkeypatch.setattr(node.session, "_FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(node.session, "_LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(node.session, "Backoff", partial(Backoff, first=0.0, longest=0.0))
     # Every offer looks through the installed packages; no message changes those.
     monkeypatch.setattr(metadata, "entry_points", functools.cache(metadata.entry_points))
 

@@ -16,23 +16,23 @@ import tomli_w
 from google.protobuf.message import Message
 
 from coordinator.config import CoordinatorFile
+from coordinator.server import start_server
 from coordinator.service import Coordinator
-from coordinator.servicer import start_server
 from node.config import NodeFile
 from node.link import GrpcConnector
 from node.service import Node
 from secure_fl.errors import SecureFLError, by_code
 from secure_fl.identity.authority import Authority
-from secure_fl.operator import OperatorFile
+from secure_fl.operations.operator import OperatorFile
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.rpc import operations_pb2 as ops
 from secure_fl.rpc.protect_none_pb2 import PlainUpload
 from secure_fl.settings import read_toml
 from secure_fl.simulation.workspace import Workspace, prepare
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 from secure_fl.transport.channel import dial
 from secure_fl.transport.errors import DETAIL_KEY
-from secure_fl.wire import our_versions, reference, seal_upload
+from secure_fl.transport.wire import our_versions, reference, sign_upload_header
 from tests.fuzz.mutation import Octets, Structured
 from tests.fuzz.plan import MESSAGES, report, seeded
 from tests.fuzz.watch import watched
@@ -86,10 +86,10 @@ class Caller:
             ),
             bulk=reference(b"1234"),
         )
-        seal_upload(header, self._key)
+        sign_upload_header(header, self._key)
         changed = self._structured.mutate(pb.UploadPart(header=header))
         if changed.WhichOneof("body") == "header" and self._rng.random() < 0.5:
-            seal_upload(changed.header, self._key)
+            sign_upload_header(changed.header, self._key)
         chunk = pb.UploadPart(chunk=pb.Chunk(study_id=self._id, data=b"1234"))
         first = changed.SerializeToString()
         return [first if self._rng.random() < 0.7 else self._spoilt(pb.UploadPart(header=header)), self._spoilt(chunk)]

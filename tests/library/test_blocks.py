@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from secure_fl.blocks import Blocks, BlockShape, Layout, TensorShape, Vector, zeros
 from secure_fl.errors import LayoutMismatchError
-from tests.library.laws import law, layouts, models
+from tests.protect.laws import law, layouts, models
 
 
 def block(name: str, *shapes: tuple[int, ...]) -> BlockShape:

@@ -20,15 +20,15 @@ PRODUCT = [
 
 STRATEGY = """
 from secure_fl.blocks import Blocks
-from secure_fl.strategies.base import Aggregate
+from secure_fl.strategies.base import Aggregate, State
 from secure_fl.strategies.fedavg import FedAvg
 
 
 class {name}(FedAvg):
     name = "temporary"
 
-    def step(self, current: Blocks, aggregate: {type}) -> Blocks:
-        return current
+    def step(self, current: Blocks, aggregate: {type}, state: State) -> tuple[Blocks, State]:
+        return current, state
 """
 
 

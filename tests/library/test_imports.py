@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from secure_fl import protect
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("secure_fl", "node", "coordinator")
 
@@ -43,12 +45,14 @@ def offences(paths: list[Path], forbidden: set[str]) -> list[str]:
 def test_a_sites_notes_are_the_business_of_training_alone() -> None:
     # The process that talks to the coordinator has no hand in them, and neither has the coordinator. What the round
     # writes in that form is a file of its own: the rows it signs, which the coordinator sees anyway.
-    readers = {path.relative_to(ROOT).as_posix() for path in modules(*PACKAGES) if "secure_fl.traces" in imports(path)}
+    readers = {
+        path.relative_to(ROOT).as_posix() for path in modules(*PACKAGES) if "secure_fl.results.traces" in imports(path)
+    }
     assert readers == {
-        "node/training.py", "secure_fl/report/noted.py", "secure_fl/report/page.py", "secure_fl/simulation/run.py",
-        "secure_fl/report/selection.py", "node/round.py", "secure_fl/bench/features.py",
+        "node/training/trainer.py", "node/combining.py", "secure_fl/bench/features.py", "secure_fl/report/noted.py",
+        "secure_fl/report/page.py", "secure_fl/report/selection.py", "secure_fl/simulation/run.py",
     }  # fmt: skip
-    assert "traces.read" not in (ROOT / "node" / "round.py").read_text(encoding="utf-8")
+    assert "traces.read" not in (ROOT / "node" / "combining.py").read_text(encoding="utf-8")
 
 
 # --- packages ---------------------------------------------------------------------------------------------------
@@ -70,6 +74,36 @@ IO = {
     "tempfile", "threading", "urllib", "secure_fl.files", "secure_fl.transport",
 }  # fmt: skip
 CLOCKS_AND_DICE = {"datetime", "random", "secrets", "time", "torch", "uuid", "numpy.random"}
+
+
+GENERIC = [path for path in PROTECT if path.parent.name in {"cohort", "release", "primitives"}] + [
+    path for path in PROTECT if path.name in {"contract.py", "combining.py", "bodies.py"}
+]
+
+
+def test_what_protections_have_in_common_knows_none_of_them() -> None:
+    assert len(GENERIC) > 15
+    assert offences(GENERIC, {f"secure_fl.protect.{name}" for name in protect.known()}) == []
+    sums_only = [path for path in GENERIC if path.name == "contract.py"]
+    assert offences(sums_only, {"secure_fl.protect.combining", "secure_fl.protect.release"}) == []
+
+
+REGISTRY = ROOT / "secure_fl" / "protect" / "__init__.py"
+OWN_ROOMS = [ROOT / "secure_fl" / "protect" / name for name in protect.known()]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in modules(*PACKAGES) if path != REGISTRY and not any(path.is_relative_to(r) for r in OWN_ROOMS)],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_a_protection_is_named_in_its_own_room_and_the_registry_alone(path: Path) -> None:
+    # `none` stands for other things too (no metrics, no privacy), so it cannot be looked for.
+    names = set(protect.known()) - {"none"}
+    words = [
+        node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant)
+    ]
+    assert names.isdisjoint(word for word in words if isinstance(word, str))
 
 
 def test_a_protection_does_no_io() -> None:
@@ -111,11 +145,19 @@ def loaded_by(module: str) -> set[str]:
     return set(run.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["node.main", "secure_fl.cli", "secure_fl.study", "secure_fl.protect.none"])
+@pytest.mark.parametrize("module", ["node.main", "secure_fl.cli", "secure_fl.study.settings", "secure_fl.protect.none"])
 def test_torch_and_the_like_are_loaded_only_where_somebody_trains(module: str) -> None:
     loaded = loaded_by(module)
     assert module in loaded
     assert loaded & {"torch", "tenseal", "opacus", "sklearn", "scipy"} == set()
+
+
+@pytest.mark.parametrize("module", ["coordinator.main", "node.training.trainer", "secure_fl.tasks.bearings"])
+def test_whoever_needs_torch_needs_little_else(module: str) -> None:
+    loaded = loaded_by(module)
+    assert {module, "torch"} <= loaded
+    # torch imports its compiler with the first optimizer; there is no other way to have one.
+    assert loaded & {"tenseal", "opacus", "sklearn", "scipy", "torch._dynamo"} == set()
 
 
 def test_a_strategy_is_known_without_torch() -> None:

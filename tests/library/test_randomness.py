@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from secure_fl.randomness import KeyStream, SystemRandomness, UnsafeSeededRandomness, derive_key
-from tests.library.laws import law
+from tests.protect.laws import law
 
 # AES-256 of the counter blocks 0, 1 and 2 under the all-zero key, from a source that does not use CTR mode:
 # McGrew and Viega, "The Galois/Counter Mode of Operation (GCM)", appendix B. In test case 13 (key and 96-bit IV

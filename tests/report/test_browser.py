@@ -17,9 +17,9 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
-from secure_fl.record import StudyRecord
 from secure_fl.report import Step, render
-from secure_fl.study import Study
+from secure_fl.results.record import StudyRecord
+from secure_fl.study.settings import Study
 from tests.report.test_report import HOSTILE, study, summary
 from tests.support.processes import ROOT
 

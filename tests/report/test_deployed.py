@@ -12,9 +12,9 @@ import pytest
 
 from secure_fl.cli import deployed
 from secure_fl.errors import LateMessageError, MalformedMessageError
-from secure_fl.record import StudyRecord
+from secure_fl.results.record import StudyRecord
 from secure_fl.rpc import operations_pb2 as pb
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 from tests.report.test_report import study
 
 STUDY = Study.parse({"study": {"name": "sepsis", "seed": 4711}})

@@ -17,15 +17,16 @@ import pytest
 
 import secure_fl
 from secure_fl import protect
-from secure_fl.protect.base import RequestKind
-from secure_fl.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.aggregation import RequestKind
 from secure_fl.report import Step, render
 from secure_fl.report.drawing import nice_step, spread
 from secure_fl.report.text import duration, escape, fit, ranges, size
+from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.traces import Traces
+from secure_fl.rounds import RoundKind
 from secure_fl.settings import set_dotted
 from secure_fl.simulation.run import next_steps
-from secure_fl.study import Study
-from secure_fl.traces import Traces
+from secure_fl.study.settings import Study
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror='alert(2)'>&\x00\ud800\u202e"
@@ -105,7 +106,7 @@ def study(
         entries.append(
             RoundRecord(
                 number=number,
-                kind="train" if number <= rounds else "evaluate",
+                kind=RoundKind.TRAIN if number <= rounds else RoundKind.EVALUATE,
                 attempts=1,
                 seconds=2.5,
                 nodes=tuple(nodes),
@@ -291,9 +292,9 @@ def test_the_protection_says_in_its_own_words_what_it_means(protection: str) -> 
     record = study(protection=protection)
     text = Page(render(record, summary(record))).text
     known = protection in protect.known()
-    said = protect.resolve(protection).explain(RequestKind.SUM)[0] if known else "cannot say what it hides"
+    said = protect.create(protection, {}).explain(RequestKind.SUM)[0] if known else "cannot say what it hides"
     assert said in text
-    unsafe = known and protect.resolve(protection).coordinator_sees_updates
+    unsafe = known and protect.describe(protection).coordinator_sees_updates
     assert ("Not protected" in text) is unsafe
 
 
@@ -453,7 +454,7 @@ def test_what_sites_noted_is_drawn_by_part_of_the_model() -> None:
 
 def test_combinations_are_counted_and_who_asked_for_whom_is_drawn() -> None:
     record = study(rounds=3)
-    served = [replace(entry, combinations=2 if entry.kind == "train" else 0) for entry in record.rounds]
+    served = [replace(entry, combinations=2 if entry.kind is RoundKind.TRAIN else 0) for entry in record.rounds]
     record = replace(record, combinations_opened=6, rounds=tuple(served))
     page = render(record, summary(record))
     # Four sites trained in rounds 1 and 3, two of them in round 2.

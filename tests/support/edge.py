@@ -10,8 +10,8 @@ from typing import Any
 import tomli_w
 
 from coordinator.config import CoordinatorFile
+from coordinator.server import start_server
 from coordinator.service import Coordinator
-from coordinator.servicer import start_server
 from node.config import NodeFile
 from node.link import GrpcConnector
 from secure_fl.identity.authority import Authority
@@ -19,8 +19,8 @@ from secure_fl.identity.certificates import utc_now
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.settings import read_toml
 from secure_fl.simulation.workspace import Workspace, prepare
-from secure_fl.study import Study
-from secure_fl.wire import our_versions
+from secure_fl.study.settings import Study
+from secure_fl.transport.wire import our_versions
 
 Scenario = Callable[["Edge"], Awaitable[None]]
 

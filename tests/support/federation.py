@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from coordinator.store import Store
 from node.config import NodeFile
 from node.service import Node
 from secure_fl.errors import NetworkError
-from secure_fl.record import StudyRecord
+from secure_fl.events import Event
+from secure_fl.results.record import StudyRecord
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.simulation.workspace import Workspace, prepare
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 from secure_fl.transport.base import CoordinatorLink, FederationService
 from secure_fl.transport.local import LocalLink
 from tests.support.network import Network, RoughLink
@@ -80,6 +82,11 @@ class FaultyLink:
             raise NetworkError("the coordinator died") from None
         await self._maybe_die(f"after:{phase}")
         return receipt
+
+    async def uploaded(self, query: pb.UploadQuery, *, timeout: float) -> pb.UploadProgress:  # noqa: ASYNC109
+        """Forward."""
+        self._require_alive()
+        return await self._inner.uploaded(query, timeout=timeout)
 
     async def download(self, request: pb.DownloadRequest, *, timeout: float) -> AsyncIterator[pb.Chunk]:  # noqa: ASYNC109
         """Die at the first chunk."""
@@ -141,6 +148,13 @@ for _name in (
     setattr(FaultyStore, _name, _faulty(_name))
 
 
+def heard(event: Event) -> tuple[str, dict[str, Any]]:
+    """An event as its name and its fields; a committed round's record as fields, too."""
+    fields = asdict(event)
+    record = fields.pop("record", {})
+    return event.name, {**fields, **record}
+
+
 class Federation:
     """One coordinator and a roster of nodes on temporary folders."""
 
@@ -177,7 +191,7 @@ class Federation:
             store=store,
             heartbeat=heartbeat,
             grace=grace,
-            listener=lambda kind, fields: self.events.append((kind, dict(fields))),
+            listener=lambda event: self.events.append(heard(event)),
             now=now,
             storage_pause=storage_pause,
         )
@@ -270,7 +284,7 @@ async def _bury(node: Node, faults: Faults) -> None:
     def dead(*_: Any, **__: Any) -> None:
         raise Killed
 
-    vars(vars(node._site.accountant)["_ledger"])["append"] = dead
+    vars(node._services.accountant)["_ledger"].append = dead
     for participation in node._studies.values():
         vars(participation.store)["clear_scratch"] = dead
 

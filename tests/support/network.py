@@ -21,9 +21,9 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import Message as ProtoMessage
 
 from secure_fl.errors import NetworkError, SecureFLError
+from secure_fl.messages import parse
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.transport.base import CoordinatorLink
-from secure_fl.wire import parse
 
 P = TypeVar("P", bound=ProtoMessage)
 
@@ -284,6 +284,10 @@ class RoughLink:
             self._network.echoes.append(await self._inner.upload(_iterate(whole), timeout=60))
         except SecureFLError as error:
             self._network.echoes.append(error)
+
+    async def uploaded(self, query: pb.UploadQuery, *, timeout: float) -> pb.UploadProgress:  # noqa: ASYNC109
+        """Forward."""
+        return await self._inner.uploaded(query, timeout=timeout)
 
     # --- downloads --------------------------------------------------------------------------------------------
 

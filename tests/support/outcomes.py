@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from secure_fl.errors import SecureFLError, by_code
-from secure_fl.record import RoundRecord, round_from_json
+from secure_fl.results.record import RoundRecord, round_from_json
 from tests.support.federation import Federation
 
 

@@ -1,52 +1,57 @@
 """`python -m tests.support.party coordinator|node FILE …`: the real process, with test protections registered.
 
-With SECURE_FL_TEST_PAUSE=<phase> a node stops dead in that phase, once, after leaving a marker file.
+With SECURE_FL_TEST_PAUSE=<phase> a node stops dead in that phase, once, after leaving a marker file. With
+SECURE_FL_TEST_ON_LOOP what should leave the event loop stays on it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from secure_fl import protect
-from secure_fl.identity.member import Member
-from secure_fl.protect.base import BlockSum, Contribution, Message, NodeHalf, RoundContext
-from secure_fl.protect.masked import Masked
-from secure_fl.protect.memory import Memory
-from secure_fl.protect.sealed import Sealed
-from secure_fl.randomness import Randomness
-from tests.library.double import OneTimePad
+from secure_fl.encoding.integers import BlockSum
+from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf
+from secure_fl.protect.contract import Contribution, Host, Message, NodeHalf, RoundContext
+from secure_fl.protect.masked.protection import Masked
+from secure_fl.protect.sealed.protection import Sealed
+from tests.protect.double import OneTimePad
 from tests.support.training import FakeTraining
 
 
-class _Pauses:
-    """A protection whose node half stops where a test wants to kill it."""
+class PausingPad(OneTimePad):
+    """The double, whose node half stops where a test wants to kill it."""
 
-    def node(
-        self,
-        context: RoundContext,
-        me: Member,
-        contribution: Contribution,
-        randomness: Randomness,
-        memory: Memory | None = None,
-    ) -> NodeHalf:
+    def node(self, context: RoundContext, contribution: Contribution, host: Host) -> NodeHalf:
         """The node half, wrapped."""
-        return _Pausing(super().node(context, me, contribution, randomness, memory))  # type: ignore[misc]
+        return _Pausing(super().node(context, contribution, host))
 
 
-class PausingPad(_Pauses, OneTimePad):
-    """The double."""
+class PausingMasked(Masked):
+    """`masked`, in the same way."""
+
+    def node(self, context: RoundContext, contribution: Contribution, host: Host) -> NodeHalf:
+        """The node half, wrapped."""
+        return _Pausing(super().node(context, contribution, host))
 
 
-class PausingMasked(_Pauses, Masked):
-    """`masked`."""
+class PausingSealed(Sealed):
+    """`sealed`, in the same way."""
 
+    def node(self, context: RoundContext, contribution: Contribution, host: Host) -> NodeHalf:
+        """The node half, wrapped."""
+        return _Pausing(super().node(context, contribution, host))
 
-class PausingSealed(_Pauses, Sealed):
-    """`sealed`."""
+    def combining_node(
+        self, context: RoundContext, contribution: CombineContribution, host: CombineHost
+    ) -> CombiningNodeHalf:
+        """The node half, wrapped."""
+        return _PausingRecipient(super().combining_node(context, contribution, host))
 
 
 class _Pausing:
@@ -60,8 +65,24 @@ class _Pausing:
             time.sleep(120)
         return self._inner.answer(phase, message)
 
+
+class _PausingRecipient(_Pausing):
+    def __init__(self, inner: CombiningNodeHalf) -> None:
+        super().__init__(inner)
+        self._recipient = inner
+
     def combination(self) -> Mapping[str, BlockSum]:
-        return self._inner.combination()
+        return self._recipient.combination()
+
+
+async def _on_the_loop(work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+    """In place of a thread. What takes a while takes a second more, so that a busy machine does not hide it."""
+    begun = time.monotonic()
+    try:
+        return work(*arguments, **named)
+    finally:
+        if time.monotonic() - begun > 0.02:
+            time.sleep(1.0)  # noqa: ASYNC251
 
 
 def main() -> int:
@@ -69,6 +90,8 @@ def main() -> int:
     protect.register("double", "tests.support.party:PausingPad")
     protect.register("masked", "tests.support.party:PausingMasked")
     protect.register("sealed", "tests.support.party:PausingSealed")
+    if os.environ.get("SECURE_FL_TEST_ON_LOOP"):
+        vars(asyncio)["to_thread"] = _on_the_loop
     role, *arguments = sys.argv[1:]
     if role == "coordinator":
         from coordinator.main import main as run

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 import tomli_w
 
-from secure_fl.record import StudyRecord
+from secure_fl.results.record import StudyRecord
 from secure_fl.settings import read_toml
 from secure_fl.simulation.workspace import Workspace, prepare
-from secure_fl.study import Study
+from secure_fl.study.settings import Study
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,10 +69,12 @@ class Processes:
                 if pipe is not None:
                     pipe.close()
 
-    def start_coordinator(self) -> subprocess.Popen[bytes]:
+    def start_coordinator(self, **environment: str) -> subprocess.Popen[bytes]:
         """Start, or start again, the coordinator."""
         arguments = ["coordinator", str(self.workspace.coordinator_file), "--until-done", "--events", "--lifeline"]
-        child = self._start("coordinator", arguments, {}, self.workspace.coordinator_file.parent / "coordinator.log")
+        child = self._start(
+            "coordinator", arguments, environment, self.workspace.coordinator_file.parent / "coordinator.log"
+        )
         threading.Thread(target=self._read, args=(child,), daemon=True).start()
         return child
 
@@ -135,7 +137,7 @@ class Processes:
     ) -> subprocess.Popen[bytes]:
         with log.open("ab") as file:
             child = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.party", *arguments],
+                [sys.executable, "-P", "-m", "tests.support.party", *arguments],
                 cwd=ROOT,
                 env={
                     **os.environ,
@@ -156,5 +158,6 @@ class Processes:
             return
         for line in child.stdout:
             event = json.loads(line)
+            event |= event.pop("record", {})  # a committed round's record as fields
             self.events.append(event)
             self._queue.put(event)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from node.jobs import FEATURES, Job, Result, layout_from_json
-from node.store import save_blocks
+from node.training.jobs import FEATURES, Job, Result, layout_from_json
 from secure_fl.blocks import Vector
-from secure_fl.metrics import SiteMetrics
+from secure_fl.checkpoints import save_arrays
+from secure_fl.encoding.metrics import SiteMetrics
+from secure_fl.rounds import RoundKind
 
 
 @dataclass
@@ -52,7 +53,7 @@ class FakeTraining:
         if self._faults.reaches("train"):
             self._faults.fired.set()
             await asyncio.Event().wait()
-        if job.kind == "train":
+        if job.kind is RoundKind.TRAIN:
             layout = layout_from_json(job.layout)
             received = layout.unflatten(Path(job.received).read_bytes())  # noqa: ASYNC240
             seed = int.from_bytes(hashlib.sha256(f"{job.me}/{job.round}".encode()).digest()[:8], "little")
@@ -63,9 +64,9 @@ class FakeTraining:
             }
             if self._poison is not None:
                 update = {name: vector * np.float32(self._poison(job)) for name, vector in update.items()}
-            save_blocks(Path(job.update_to), update)
+            save_arrays(Path(job.update_to), update)
             if job.features_to:
-                save_blocks(Path(job.features_to), {FEATURES: features(job.me)})
+                save_arrays(Path(job.features_to), {FEATURES: features(job.me)})
         return Result(samples=100, metrics=SiteMetrics(samples=100, accuracy=0.5, loss=1.0))
 
     async def close(self) -> None:

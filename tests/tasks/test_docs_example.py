@@ -13,13 +13,13 @@ import tomli_w
 import torch
 from safetensors.numpy import save_file
 
-from secure_fl import traces
 from secure_fl.errors import DataError
-from secure_fl.study import Study
+from secure_fl.results import traces
+from secure_fl.study.settings import Study
 from secure_fl.tasks import create
 from secure_fl.tasks.base import PartitionSettings, Share, Source, Task
 from secure_fl.tasks.model_blocks import initial_blocks, layout_of, read_blocks
-from tests.library.rosters import roster
+from tests.protect.rosters import roster
 from tests.tasks.learning import train
 
 DOCS = Path(__file__).parents[2] / "docs"

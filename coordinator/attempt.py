@@ -1,0 +1,390 @@
+"""One attempt at one round, from its first announcement until it is opened (docs/DATA_PATH.md, 11 and 12).
+
+An `AttemptRunner` owns everything that dies with the attempt: its state machine, its answers, half-received uploads,
+traffic, who has been away since when. A study runner makes one, waits for what it opens, and drops it; several may be
+open at once. After a crash a new one is made from the store by replaying the accepted messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.bulk_files import EMPTY, BulkFile, BulkFiles
+from coordinator.machine import RoundMachine
+from coordinator.pulse import Pulse
+from coordinator.reception import Reception
+from coordinator.recording import RoundFacts, Traffic
+from coordinator.store import Attempt, Store, StoredAnswer
+from coordinator.unbroken import Unbroken
+from secure_fl.encoding.metrics import SiteMetrics
+from secure_fl.errors import (
+    ConflictingUploadError,
+    LateMessageError,
+    NotConnectedError,
+    ProtectionError,
+    SecureFLError,
+    StorageError,
+)
+from secure_fl.events import Answered, Listener, PhaseClosed, SatOut, WaitingForHolders
+from secure_fl.messages import require
+from secure_fl.protect.contract import Message, Opened, RoundContext
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.threads import in_thread
+from secure_fl.transport.objects import IncomingObject
+from secure_fl.transport.pace import deadline_seconds
+from secure_fl.transport.wire import round_kind_to_wire
+
+log = logging.getLogger(__name__)
+
+_LONGEST_WAIT = 1.0  # Sessions end without telling each attempt; this often it looks for itself.
+
+
+class Sessions(Protocol):
+    """The connected nodes, as runners see them."""
+
+    def ready(self, study_id: str) -> frozenset[str]:
+        """Nodes that are connected and accepted the study."""
+        ...
+
+    def send(self, node: str, message: pb.CoordinatorMessage) -> bool:
+        """Queue a message; False for a node that is not connected, which is told again when it is back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyServices:
+    """What a study's attempts use and do not own."""
+
+    resolved: ResolvedStudy
+    store: Store
+    files: BulkFiles
+    sessions: Sessions
+    listener: Listener
+    unbroken: Unbroken
+    grace: float  # how long a node that vanished in mid-phase is waited for
+
+
+class AttemptRunner:
+    """Collects answers phase by phase, and opens."""
+
+    def __init__(
+        self, plan: Attempt, services: StudyServices, *, model: pb.ModelRef, context: RoundContext, seconds: float = 0.0
+    ) -> None:
+        self.plan = plan
+        self.key = (plan.number, plan.attempt)
+        self._left: Mapping[str, str] = {}  # node → error code: who is gone, and why
+        self._answers: dict[tuple[str, str], StoredAnswer] = {}  # by phase and node
+        self._traffic: dict[str, Traffic] = {}
+        self._services = services
+        self._study = services.resolved
+        self._model = model
+        self._context = context
+        self._folder = upload_folder(plan)
+        self._began = asyncio.get_running_loop().time() - seconds
+        self._lock = asyncio.Lock()  # one answer at a time enters the machine
+        self._pulse = Pulse()
+        self._position = 0  # of the phase
+        self._machine: RoundMachine | None = None
+        self._opened: Opened | None = None
+        self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
+        self._over: SecureFLError | None = None  # what is said to whoever still sends something
+        self._away_since: dict[str, float] = {}
+        self._objects = {model.object.sha256}  # what nodes download for this attempt
+        self._reception = Reception(services.files, self._folder)
+
+    # --- from the first phase to the last -----------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Enter the first phase."""
+        self._machine = await in_thread(self._make_machine)
+        self._left = self._machine.left
+
+    async def replay(self) -> None:
+        """Go through what the store remembers of an attempt that was under way when the coordinator stopped."""
+        log.info("resuming round %d, attempt %d", *self.key)
+        store = self._services.store
+        machine = await in_thread(self._make_machine)
+        answers = await in_thread(store.answers, self.plan)
+        for phase in await in_thread(store.closed_phases, self.plan):
+            await in_thread(self._feed, machine, phase, answers)
+            self._opened = await in_thread(machine.close)
+            self._position += 1
+        if self._opened is None:
+            await in_thread(self._feed, machine, machine.phase, answers)
+        self._answers = {(answer.phase, answer.node): answer for answer in answers}
+        for answer in answers:
+            self._count(answer.node, up=answer.bytes)
+        self._machine, self._left = machine, machine.left
+
+    def _make_machine(self) -> RoundMachine:
+        self._services.files.open_uploads(self._folder)
+        machine = RoundMachine(self._study.protection, self._context, self._services.store.openings(self.plan))
+        machine.begin()
+        return machine
+
+    def _feed(self, machine: RoundMachine, phase: str, answers: tuple[StoredAnswer, ...]) -> None:
+        for answer in answers:
+            if answer.phase == phase:
+                header = answer.header
+                bulk = self._services.files.upload(self._folder, _spool_name(answer.node, header), header.bulk)
+                machine.accept(answer.node, phase, Message(body=header.payload.body), bulk)
+
+    async def collect(self) -> Opened:
+        """11.–12. Collect answers phase by phase, then open. Raises `CohortTooSmallError` or `ProtectionError`."""
+        machine = self._require_machine()
+        while self._opened is None:
+            if machine.opens:
+                await in_thread(self._services.store.keep_opening, self.plan, machine.opens)
+            for node in sorted(machine.waiting):
+                await self._announce(node)
+            await self._close_phase(machine)
+        return self._opened
+
+    async def _close_phase(self, machine: RoundMachine) -> None:
+        begun = asyncio.get_running_loop().time()
+        await self._wait_for_answers(machine, begun + self._seconds())
+        await self._wait_for_holders(machine)
+        seconds = asyncio.get_running_loop().time() - begun
+        self._services.listener(PhaseClosed(study_id=self._study.id, phase=machine.phase, seconds=seconds))
+        async with self._lock:
+            self._require_whole()
+            await in_thread(self._services.store.close_phase, self.plan, self._position, machine.phase)
+            self._opened = await in_thread(machine.close)
+        self._position += 1
+
+    def facts(self, opened: Opened, *, metrics: SiteMetrics, blocks_kept: tuple[str, ...]) -> RoundFacts:
+        """What is known of it, for the study's record."""
+        return RoundFacts(
+            attempt=self.plan,
+            opened=opened,
+            left=self._left,
+            answers=self._answers.values(),
+            traffic=self._traffic,
+            metrics=metrics,
+            blocks_kept=blocks_kept,
+            seconds=asyncio.get_running_loop().time() - self._began,  # over all lives of the coordinator
+        )
+
+    @property
+    def vanished(self) -> set[str]:
+        """Who is not waited for before the next attempt; whoever is back is ready anyway."""
+        return {node for node, reason in self._left.items() if reason == NotConnectedError.code}
+
+    async def close(self, error: SecureFLError) -> None:
+        """From now on nothing enters, and whoever sends something is told `error`. What has entered is whole."""
+        async with self._lock:
+            self._over = error
+        await self._reception.close()
+
+    def erase(self) -> None:
+        """Forget the uploads on disk. The attempt was closed before. Blocks."""
+        self._services.files.clear_uploads(self._folder)
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """A session came or went."""
+        self._pulse.beat()
+
+    async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        while machine.waiting and loop.time() < deadline:
+            await self._next_change(min(_LONGEST_WAIT, max(0.01, deadline - loop.time())))
+            ready = self._services.sessions.ready(self._study.id)
+            for node in machine.waiting:
+                if node in ready:
+                    self._away_since.pop(node, None)
+                elif loop.time() - self._away_since.setdefault(node, loop.time()) > self._services.grace:
+                    machine.leave(node, NotConnectedError.code)
+
+    async def _wait_for_holders(self, machine: RoundMachine) -> None:
+        """After the deadline, keep waiting (up to `rounds.patience`) while too few who can open it have answered."""
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self._study.study.rounds.patience
+        told = False
+        while machine.missing and loop.time() < patience:
+            if not told:
+                told = True
+                missing = machine.missing
+                log.warning("%d more sites have to come back for phase %r", missing, machine.phase)
+                self._services.listener(
+                    WaitingForHolders(study_id=self._study.id, phase=machine.phase, missing=missing)
+                )
+            for node in self._services.sessions.ready(self._study.id):
+                if machine.readmit(node):
+                    await self._announce(node)
+            await self._next_change(_LONGEST_WAIT)
+
+    async def _next_change(self, seconds: float) -> None:
+        await self._pulse.next(seconds)
+        self._require_whole()
+
+    def _seconds(self) -> float:
+        """How long the current phase may take."""
+        rounds = self._study.study.rounds
+        if self._position == 0:  # training, and the model on its way
+            return deadline_seconds(rounds.deadline, self._model.object.size)
+        return deadline_seconds(rounds.phase_deadline, self._study.protection.largest_upload(self._context))
+
+    # --- what nodes are told ----------------------------------------------------------------------------------------
+
+    async def catch_up(self, node: str) -> None:
+        """Tell a node that has just (re)connected what it should be doing, if anything."""
+        if self._machine is not None and self._opened is None:
+            await self._announce(node)
+
+    async def _announce(self, node: str) -> None:
+        # In a thread: a message may be a combination, formed as it is asked for.
+        message = await in_thread(self._announcement, node)
+        if message is not None and self._services.sessions.send(node, message):
+            self._count(node, down=message.ByteSize())
+
+    def _announcement(self, node: str) -> pb.CoordinatorMessage | None:
+        question = self._require_machine().question(node)
+        if question is None:
+            return None
+        phase, message = question
+        protection = self._study.protection
+        body = pb.PhaseAnnouncement(
+            round=self.plan.number,
+            attempt=self.plan.attempt,
+            kind=round_kind_to_wire(self.plan.kind),
+            phase=phase,
+            deadline_ms=int(self._seconds() * 1000),
+            model=self._model,
+            invited=self.plan.invited,
+            payload=pb.Payload(
+                protection=protection.name, phase=phase, version=protection.payload_version, body=message.body
+            ),
+        )
+        if message.bulk:
+            body.bulk.CopyFrom(self._services.files.put(message.bulk))
+            self._objects.add(body.bulk.sha256)
+        return pb.CoordinatorMessage(study_id=self._study.id, announcement=body)
+
+    @property
+    def objects(self) -> frozenset[bytes]:
+        """Digests of what nodes may download for this attempt."""
+        return frozenset(self._objects)
+
+    def count_download(self, node: str, digest: bytes, size: int) -> None:
+        """Add to a node's traffic, if what it downloads is of this attempt."""
+        if digest in self._objects and node in self.plan.invited:
+            self._count(node, down=size)
+
+    def _count(self, node: str, *, up: int = 0, down: int = 0) -> None:
+        traffic = self._traffic.setdefault(node, Traffic())
+        traffic.up += up
+        traffic.down += down
+
+    # --- what nodes say ---------------------------------------------------------------------------------------------
+
+    def sit_out(self, node: str, reason: str) -> None:
+        """A node will not take part in this attempt, and says why."""
+        machine = self._machine
+        if machine is not None and node in machine.waiting:
+            machine.leave(node, reason)
+            self._services.listener(SatOut(study_id=self._study.id, round=self.plan.number, node=node, reason=reason))
+            self._pulse.beat()
+
+    async def receive(self, node: str, header: pb.UploadHeader, chunks: AsyncIterator[pb.Chunk]) -> bool:
+        """11. Take one answer, whose signature was verified: to the disk, into the machine, into the store.
+
+        Returns whether it was there already. Raises, and is as before, for an answer that nobody waits for or that is
+        not what it should be.
+        """
+        async with self._lock:  # An identical upload may be entering just now.
+            if self._expects(node, header):
+                return True
+        if header.bulk.size == 0:  # Most answers are like this: they touch no disk.
+            require(header.bulk.sha256 == EMPTY, "an upload does not match its digest")
+            incoming, size = None, header.ByteSize()
+        else:
+            name = _spool_name(node, header)
+            incoming, size = await self._reception.spool(node, header, chunks, name=name)
+        # A line that is cut now cancels the call. It must not cancel this: half an answer cannot be taken back.
+        return await self._services.unbroken.run(self._enter(node, header, incoming, size))
+
+    async def _enter(self, node: str, header: pb.UploadHeader, incoming: IncomingObject | None, size: int) -> bool:
+        name = _spool_name(node, header)
+        try:
+            if incoming is not None:
+                await in_thread(incoming.finish, durable=True)
+            bulk = await in_thread(self._services.files.upload, self._folder, name, header.bulk)
+            return await self._take(node, header, bulk, size)
+        except SecureFLError:
+            await in_thread(self._services.files.discard, self._folder, name)
+            raise
+
+    def received(self, node: str, upload_id: bytes) -> int:
+        """How many bytes of an upload's bulk are here: where its sender goes on after a broken line."""
+        return self._reception.received(node, upload_id)
+
+    def _expects(self, node: str, header: pb.UploadHeader) -> bool:
+        machine = self._machine
+        if self._over is not None:
+            raise self._over
+        if machine is None or self._torn is not None:
+            raise NotConnectedError("the round is being replayed")  # The node asks again.
+        earlier = self._answers.get((header.phase, node))
+        if earlier is not None:
+            if earlier.header.upload_id != header.upload_id:
+                raise ConflictingUploadError(f"{node} answered phase {header.phase!r} differently before")
+            return True
+        if header.phase != machine.phase or node not in machine.waiting:
+            raise LateMessageError(f"{node}: phase {header.phase!r} is over")
+        protection = self._study.protection
+        if header.payload.protection != protection.name:
+            raise ProtectionError(f"{node} answered with protection {header.payload.protection!r}")
+        if header.payload.version != protection.payload_version:
+            raise ProtectionError(f"{node} speaks another version of {protection.name!r}")
+        if header.bulk.size > protection.largest_upload(self._context):
+            raise ProtectionError(f"{node} announces more than any answer needs")
+        return False
+
+    async def _take(self, node: str, header: pb.UploadHeader, bulk: BulkFile, size: int) -> bool:
+        async with self._lock:
+            if self._expects(node, header):
+                return True
+            machine = self._require_machine()
+            await in_thread(machine.accept, node, header.phase, Message(body=header.payload.body), bulk)
+            answer = StoredAnswer(node=node, phase=header.phase, header=header, bytes=size)
+            try:
+                await in_thread(self._services.store.add_answer, self.plan, answer)
+            except StorageError as error:
+                # The machine has it, the store has not: only a replay makes them agree again.
+                self._torn = error
+                self._pulse.beat()
+                raise
+            self._answers[header.phase, node] = answer
+            self._count(node, up=size)  # Here, not once the caller is back: by then the round may be over.
+        self._services.listener(
+            Answered(study_id=self._study.id, round=self.plan.number, phase=header.phase, node=node)
+        )
+        self._pulse.beat()
+        return False
+
+    # --- pieces -----------------------------------------------------------------------------------------------------
+
+    def _require_machine(self) -> RoundMachine:
+        if self._machine is None:
+            raise LateMessageError("the attempt has not begun")
+        return self._machine
+
+    def _require_whole(self) -> None:
+        if self._torn is not None:
+            raise self._torn
+
+
+def upload_folder(plan: Attempt) -> str:
+    """The folder of everything that sites upload in an attempt."""
+    return f"{plan.number}-{plan.attempt}"
+
+
+def _spool_name(node: str, header: pb.UploadHeader) -> str:
+    return f"{node}-{header.upload_id.hex()[:32]}"

@@ -1,0 +1,406 @@
+"""One node in one attempt at one round. Reads as the data's path (docs/DATA_PATH.md, 2–10 and 15).
+
+    check → fetch → reserve → load → train → clip, weigh, round → protect → (keep →) charge → send
+
+Every promise to the site is kept here, in the node's own process: nothing is fetched before the announcement is
+checked, nothing is trained before its privacy is reserved, nothing is sent before it is charged. Each step is done in
+a thread or in the training process: the event loop carries the node's heartbeats and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from node.combining import Combining
+from node.config import NodeFile
+from node.events import AnswerSent, Fetched, NodeListener, RoundDone, SatOut, Trained, ignore
+from node.policy import Policy
+from node.session import Session
+from node.store import AttemptMemory, StudyStore
+from node.training.executor import Executor
+from node.training.jobs import FEATURES, Job, Result, layout_to_json
+from node.uploads import release, signed_header
+from secure_fl import logs
+from secure_fl.aggregation import RequestKind
+from secure_fl.blocks import Layout
+from secure_fl.checkpoints import open_arrays, save_arrays
+from secure_fl.encoding.integers import Integers
+from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector
+from secure_fl.encoding.update import decode_sums, encode_update
+from secure_fl.encoding.weights import WEIGHT_UNITS, quantise_weight
+from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
+from secure_fl.identity.member import Member
+from secure_fl.privacy.accountant import Accountant, Reservation
+from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, node_half
+from secure_fl.protect.contract import Contribution, Message, NodeHalf, RoundContext
+from secure_fl.protect.release.sketch import sketch
+from secure_fl.randomness import KeyStream, Randomness
+from secure_fl.rounds import RoundKind
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.context import round_context
+from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.threads import in_thread_whole
+from secure_fl.transport.objects import IncomingObject
+from secure_fl.transport.wire import layout_from_wire, round_kind
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteServices:
+    """What an attempt uses of the node it runs in, and does not own."""
+
+    file: NodeFile
+    me: Member
+    policy: Policy
+    accountant: Accountant
+    executor: Executor
+    session: Session
+    randomness: Callable[..., Randomness]  # a fresh source for one attempt
+    training_seed: Callable[[ResolvedStudy, int, int], int]  # of a round and attempt
+    listener: NodeListener = ignore
+
+
+class _About(TypedDict):
+    """What every event of a round says."""
+
+    study_id: str
+    round: int
+
+
+class Participation:
+    """Takes part in one attempt, phase by phase."""
+
+    def __init__(
+        self, services: SiteServices, resolved: ResolvedStudy, store: StudyStore, announcement: pb.PhaseAnnouncement
+    ) -> None:
+        self.key = (announcement.round, announcement.attempt)
+        self._services = services
+        self._resolved = resolved
+        self._study = resolved.study
+        self._protection = resolved.protection
+        self._store = store
+        self._first = announcement
+        self._current = announcement
+        self._kind = round_kind(announcement.kind)
+        self._layout = layout_from_wire(announcement.model.blocks)
+        self._phases = resolved.phases(self._kind)
+        self._announced = {announcement.phase}
+        self._asked: asyncio.Queue[pb.PhaseAnnouncement] = asyncio.Queue()
+        self._timeout: asyncio.Timeout | None = None
+        self._reserved = False
+        self._charged = False
+        self._refusal = ""
+        self._finished = False
+
+    @staticmethod
+    def begins(resolved: ResolvedStudy, announcement: pb.PhaseAnnouncement) -> bool:
+        """Whether this announces the first phase of an attempt."""
+        return announcement.phase == resolved.phases(round_kind(announcement.kind))[0]
+
+    def announce(self, announcement: pb.PhaseAnnouncement) -> None:
+        """A further phase, or the same one again because the coordinator did not get the answer."""
+        if self._refusal:
+            self._sit_out(self._refusal)  # It may have been lost with the link.
+            return
+        if announcement.phase not in self._announced and announcement.phase in self._phases:
+            self._announced.add(announcement.phase)
+            self._asked.put_nowait(announcement)
+        elif announcement.phase == self._current.phase:
+            self._allow(announcement)
+
+    async def run(self) -> None:
+        """Take part; whatever goes wrong, the node sits out and says only the error's code."""
+        with logs.about(study=self._resolved.id, round=self._first.round):
+            await self._run()
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.timeout_at(_deadline(self._first)) as self._timeout:
+                await self._take_part()
+            self._services.listener(RoundDone(**self._about()))
+        except TimeoutError:
+            log.warning("too slow for the deadline; left out")
+            self._refusal = LateMessageError.code
+            self._services.listener(SatOut(**self._about(), code=LateMessageError.code))
+        except SecureFLError as error:
+            log.warning("sitting out: %s%s", error.message, f" → {error.hint}" if error.hint else "")
+            self._services.listener(SatOut(**self._about(), code=error.code))
+            self._sit_out(error.code)
+        except Exception:
+            log.exception("sitting out after an unexpected error")
+            self._services.listener(SatOut(**self._about(), code=SecureFLError.code))
+            self._sit_out(SecureFLError.code)
+        finally:
+            self._finished = True
+            await in_thread_whole(self._store.clear_scratch, *self.key)
+
+    async def _take_part(self) -> None:
+        announcement = self._first
+        if announcement.phase != self._phases[0]:
+            await self._go_on(announcement)
+            return
+        await in_thread_whole(self._check, announcement)
+        received = await self._fetch(announcement)
+        reservation = self._reservation()
+        try:
+            await in_thread_whole(self._reserve, reservation)
+            result = await self._train(received)
+            half = await in_thread_whole(self._encoded_half, result)
+            await self._protect_and_send(half, reservation, result.metrics)
+        except BaseException as error:
+            if self._reserved and not self._charged:
+                reason = error.code if isinstance(error, SecureFLError) else type(error).__name__
+                await in_thread_whole(self._services.accountant.release, reservation, reason=reason)
+            raise
+
+    async def _go_on(self, announcement: pb.PhaseAnnouncement) -> None:
+        """After a restart: take part in the later phases, if the protection remembers. What was charged stays so."""
+        half = await in_thread_whole(self._remembered_half, announcement)
+        self._charged = True
+        await self._protect_and_send(half, None, SiteMetrics())
+
+    def _remembered_half(self, announcement: pb.PhaseAnnouncement) -> NodeHalf:
+        self._services.policy.check_announcement(self._study, announcement)
+        if self._memory().load() is None:
+            raise RestartedError("this node has no memory of the round's earlier phases")
+        self._store.require_under_way(*self.key)
+        context = self._context()
+        return self._half(context, self._contribution(context, {}, WEIGHT_UNITS))
+
+    def _check(self, announcement: pb.PhaseAnnouncement) -> None:
+        """2. Check the announcement against the approved study, the site's policy, and what was announced before."""
+        self._services.policy.check_announcement(self._study, announcement)
+        cohort = hashlib.sha256("\n".join(sorted(announcement.invited)).encode() + announcement.model.digest)
+        self._store.advance(announcement.round, announcement.attempt, cohort.digest())
+
+    async def _fetch(self, announcement: pb.PhaseAnnouncement) -> Path:
+        """3. Fetch the shared model; keep it only if it is the announced one, bit for bit."""
+        target = announcement.model.object
+        if target.size != 4 * self._layout.size:
+            raise ProtectionError("the model's size does not fit its blocks")
+        if self._layout.digest_of(target.sha256) != announcement.model.digest:
+            raise ProtectionError("the model's digest does not match its blocks")
+        await in_thread_whole(self._store.fix_base, announcement.round, announcement.model.digest)
+        incoming = IncomingObject(self._scratch("received.bin"), target)
+        await self._services.session.download(self._resolved.id, incoming)
+        self._services.listener(Fetched(**self._about(), bytes=target.size))
+        return incoming.path
+
+    def _reserve(self, reservation: Reservation) -> None:
+        """4. Set the round's privacy cost aside before anything is computed from the data."""
+        self._services.accountant.reserve(reservation)
+        self._reserved = True
+
+    def _reservation(self) -> Reservation:
+        number, attempt = self.key
+        dataset = self._study.task.dataset_id
+        return Reservation(study_id=self._resolved.id, round=number, attempt=attempt, dataset=dataset)
+
+    async def _train(self, received: Path) -> Result:
+        """5.–6. Have the data loaded, the model trained and the blocks selected, in a process of its own."""
+        job = await in_thread_whole(self._job, received)
+        begun = time.monotonic()
+        result = await self._services.executor.run(job)
+        self._services.listener(Trained(**self._about(), seconds=time.monotonic() - begun))
+        return result
+
+    def _job(self, received: Path) -> Job:
+        file, number, store = self._services.file, self._first.round, self._store
+        return Job(
+            kind=self._kind,
+            study=str(store.settings),
+            round=number,
+            attempt=self._first.attempt,
+            me=self._services.me.name,
+            seed=self._services.training_seed(self._resolved, *self.key),
+            dataset=file.datasets[self._study.task.dataset_id].model_dump(mode="json"),
+            folder=str(file.path("")),
+            device=file.node.device,
+            threads=file.node.threads,
+            layout=layout_to_json(self._layout),
+            received=str(received),
+            personal=_text(store.latest("personal", before=number)),
+            state=_text(store.latest("state", before=number)),
+            combination=_text(store.combination(before=number)),
+            update_to=str(self._scratch("update.safetensors")),
+            features_to=str(self._scratch("features.safetensors")),
+            personal_to=str(store.path("personal", number)),
+            state_to=str(store.path("state", number)),
+            model_to=str(store.model),
+            traces_to=str(store.traces),
+            budget=file.policy.upload_parameters,
+        )
+
+    def _encoded_half(self, result: Result) -> NodeHalf:
+        context = self._context()
+        return self._half(context, self._encode(context, result))
+
+    def _encode(self, context: RoundContext, result: Result) -> Contribution:
+        """7. Clip, weigh and round the update: from here on it is integers in the study's ring."""
+        protection = self._study.protection
+        stream = KeyStream(self._randomness("rounding").bytes(32))
+        weight = WEIGHT_UNITS
+        if context.kind is RequestKind.SUM:
+            weight = quantise_weight(
+                result.samples,
+                reference_samples=protection.reference_samples,
+                min_cohort=context.min_cohort,
+                colluders=context.colluders,
+            )
+        blocks = self._integers(context, weight, stream)
+        if METRICS_BLOCK in context.layout.names:
+            vector = to_vector(result.metrics, ceiling=self._study.metrics.ceiling)
+            blocks[METRICS_BLOCK], _ = metrics_codec(protection.bits).encode(vector, weight=weight, stream=stream)
+        sketched: Integers | None = None
+        if context.compares:
+            with open_arrays(self._scratch("features.safetensors")) as features:
+                sketched = sketch(features[FEATURES], binding=context.binding)
+        return self._contribution(context, blocks, weight, sketched)
+
+    def _integers(self, context: RoundContext, weight: int, stream: KeyStream) -> dict[str, Integers]:
+        if self._kind is not RoundKind.TRAIN:
+            return {}
+        layout = Layout(tuple(shape for shape in context.layout if shape.name != METRICS_BLOCK))
+        with open_arrays(self._scratch("update.safetensors")) as update:
+            size = layout.select(update).size
+            self._services.policy.check_upload(size)
+            codec = self._resolved.codec
+            blocks, clipped = encode_update(update, layout=layout, codec=codec, weight=weight, stream=stream)
+        if clipped:
+            log.warning(
+                "%d of %d values were beyond ±%g and were clipped; raise protection.clip or train more gently",
+                clipped, size, codec.clip,
+            )  # fmt: skip
+        return blocks
+
+    def _contribution(
+        self, context: RoundContext, blocks: dict[str, Integers], weight: int, sketched: Integers | None = None
+    ) -> Contribution:
+        """For a combine also how this site weighs others."""
+        if context.kind is RequestKind.SUM:
+            return Contribution(blocks=blocks, weight=weight)
+        combining = Combining(self._services.me.name, self._resolved.strategy, self._store, context)
+        return CombineContribution(blocks=blocks, weight=weight, attend=combining.attend, sketch=sketched)
+
+    def _half(self, context: RoundContext, contribution: Contribution) -> NodeHalf:
+        memory = self._memory()
+        host = CombineHost(me=self._services.me, randomness=self._randomness("protect"), memory=memory, history=memory)
+        return node_half(self._protection, context, contribution, host)
+
+    async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:
+        """8.–10. Phase by phase: let the protection answer, charge the site, send."""
+        phases = self._phases
+        while True:
+            phase = self._current.phase
+            question = await self._question()
+            # 8. Let the protection answer.
+            answer = await in_thread_whole(half.answer, phase, question)
+            if phase == phases[-1]:
+                # Before the last word is sent: once it arrives the round may be over, and this task with it.
+                await in_thread_whole(self._keep, half)
+            carries = phase == self._protection.carrier
+            header = await in_thread_whole(self._header, phase, answer, metrics if carries else None)
+            if carries and reservation is not None:
+                # 9. Charge durably, then send: a byte that may have left is a byte that left.
+                await in_thread_whole(self._charge, reservation, header)
+            # 10. Send: the same bytes, until they are acknowledged or refused.
+            await self._services.session.upload(header, answer.bulk)
+            self._services.listener(AnswerSent(**self._about(), phase=phase, bytes=len(answer.bulk) + len(answer.body)))
+            if phase == phases[-1]:
+                return
+            del answer  # It may be as large as the model.
+            await self._next_phase(phases[phases.index(phase) + 1 :])
+            if phase == phases[0]:
+                # Whoever announces a second phase has every first answer: it has no reason to begin again.
+                await in_thread_whole(self._store.spend, *self.key)
+
+    def _charge(self, reservation: Reservation, header: pb.UploadHeader) -> None:
+        self._services.accountant.commit(reservation, release=release(self._resolved, header))
+        self._charged = True
+
+    async def _next_phase(self, later: tuple[str, ...]) -> None:
+        # Waiting for others is no fault of this node: the coordinator announces, or closes the round.
+        self._allow(None)
+        announcement = await self._asked.get()
+        self._services.policy.check_announcement(self._study, announcement)
+        # Not every phase asks every node; whether one may be left out is for the protection to say.
+        if announcement.phase not in later or announcement.model.digest != self._first.model.digest:
+            raise ProtectionError(f"phase {announcement.phase!r} was announced where {later[0]!r} follows")
+        self._current = announcement
+        self._allow(announcement)
+
+    def _allow(self, announcement: pb.PhaseAnnouncement | None) -> None:
+        """Let the node take as long as the announcement says, from now."""
+        if self._timeout is not None and not self._finished and not self._timeout.expired():
+            self._timeout.reschedule(None if announcement is None else _deadline(announcement))
+
+    async def _question(self) -> Message:
+        """What the coordinator says in the current phase, bulk fetched and checked."""
+        announcement = self._current
+        if not announcement.HasField("bulk"):
+            return Message(body=announcement.payload.body)
+        incoming = IncomingObject(self._scratch(f"{announcement.phase}.bin"), announcement.bulk)
+        await self._services.session.download(self._resolved.id, incoming)
+        return Message(body=announcement.payload.body, bulk=await in_thread_whole(incoming.path.read_bytes))
+
+    def _header(self, phase: str, answer: Message, metrics: SiteMetrics | None) -> pb.UploadHeader:
+        key = self._services.me.key
+        return signed_header(
+            self._resolved, key, round_and_attempt=self.key, phase=phase, answer=answer, metrics=metrics
+        )
+
+    def _keep(self, half: NodeHalf) -> None:
+        """15. Keep what was opened here and nowhere else; scratch files go when the round ends."""
+        if isinstance(half, CombiningNodeHalf) and (combination := half.combination()):
+            means = decode_sums(dict(combination), self._resolved.codec)
+            blocks = {name: block.mean for name, block in means.items()}
+            save_arrays(self._store.path("combination", self._first.round), blocks)
+        self._store.tidy(number=self._first.round)
+
+    # --- small things -----------------------------------------------------------------------------------------
+
+    def _context(self) -> RoundContext:
+        announcement = self._first
+        return round_context(
+            self._resolved,
+            number=announcement.round,
+            attempt=announcement.attempt,
+            kind=self._kind,
+            base_model=announcement.model.digest,
+            invited=tuple(announcement.invited),
+            shared=self._layout,
+        )
+
+    def _memory(self) -> AttemptMemory:
+        return self._store.memory(*self.key)
+
+    def _randomness(self, purpose: str) -> Randomness:
+        # The context matters in simulations only. It leaves the study's id out: certificates differ from run to run.
+        return self._services.randomness(self._study.study.name, str(self.key), purpose)
+
+    def _scratch(self, name: str) -> Path:
+        return self._store.scratch(f"{self._first.round}-{self._first.attempt}-{name}")
+
+    def _about(self) -> _About:
+        return {"study_id": self._resolved.id, "round": self._first.round}
+
+    def _sit_out(self, code: str) -> None:
+        self._refusal = code
+        body = pb.SitOut(round=self._first.round, attempt=self._first.attempt, reason=code)
+        self._services.session.say(pb.NodeMessage(study_id=self._resolved.id, sit_out=body))
+
+
+def _deadline(announcement: pb.PhaseAnnouncement) -> float:
+    return asyncio.get_running_loop().time() + announcement.deadline_ms / 1000
+
+
+def _text(path: Path | None) -> str:
+    return "" if path is None else str(path)

@@ -1,0 +1,83 @@
+"""What the round asks of training and what it gets back: plain values and paths, no torch, no pickle."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from secure_fl.blocks import BlockShape, Layout, TensorShape
+from secure_fl.encoding.metrics import SiteMetrics
+from secure_fl.rounds import RoundKind
+
+FEATURES = "features"  # the one entry of the file that `features_to` names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to train or evaluate: plain values and paths, so that it crosses a pipe as JSON and never as pickle."""
+
+    kind: RoundKind
+    study: str  # path of the approved study
+    round: int
+    attempt: int
+    me: str
+    seed: int  # of this attempt
+    dataset: dict[str, Any]
+    folder: str  # to which the data set's path is relative
+    device: str
+    threads: int
+    layout: list[Any]  # of the received blocks
+    received: str
+    personal: str
+    combination: str
+    state: str
+    update_to: str
+    features_to: str
+    personal_to: str
+    state_to: str
+    model_to: str
+    traces_to: str = ""
+    budget: int | None = None  # parameters that may leave in a round
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Self:
+        """The inverse."""
+        values = json.loads(line)
+        return cls(**{**values, "kind": RoundKind(values["kind"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a job; the update itself lies in the file the job named."""
+
+    samples: int
+    metrics: SiteMetrics
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """From decoded JSON."""
+        return cls(samples=values["samples"], metrics=SiteMetrics(**values["metrics"]))
+
+
+def layout_to_json(layout: Layout) -> list[Any]:
+    """A layout as nested lists."""
+    return [[shape.name, [[tensor.name, list(tensor.shape)] for tensor in shape.tensors]] for shape in layout]
+
+
+def layout_from_json(values: list[Any]) -> Layout:
+    """The inverse."""
+    return Layout(
+        tuple(
+            BlockShape(name=name, tensors=tuple(TensorShape(name=n, shape=tuple(s)) for n, s in tensors))
+            for name, tensors in values
+        )
+    )

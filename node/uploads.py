@@ -1,0 +1,56 @@
+"""The signed header of an answer, and what the ledger says about it before it leaves."""
+
+from __future__ import annotations
+
+from secure_fl.encoding.metrics import SiteMetrics
+from secure_fl.identity.signing import SigningKey
+from secure_fl.protect.contract import Message
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.transport.wire import reference, sign_upload_header
+
+
+def signed_header(
+    resolved: ResolvedStudy,
+    key: SigningKey,
+    *,
+    round_and_attempt: tuple[int, int],
+    phase: str,
+    answer: Message,
+    metrics: SiteMetrics | None,
+) -> pb.UploadHeader:
+    """The header of `answer`; with `metrics`, where the study shares them per site and this answer carries them."""
+    number, attempt = round_and_attempt
+    protection = resolved.protection
+    payload = pb.Payload(protection=protection.name, phase=phase, version=protection.payload_version, body=answer.body)
+    header = pb.UploadHeader(
+        study_id=resolved.id,
+        round=number,
+        attempt=attempt,
+        phase=phase,
+        payload=payload,
+        bulk=reference(answer.bulk, answer.digest),
+    )
+    if metrics is not None and resolved.study.metrics.share == "per-node":
+        header.metrics.CopyFrom(_report(metrics))
+    sign_upload_header(header, key)
+    return header
+
+
+def release(resolved: ResolvedStudy, header: pb.UploadHeader) -> dict[str, str | int]:
+    """What is about to leave, for the ledger."""
+    return {
+        "upload": header.upload_id.hex(),
+        "bytes": header.bulk.size + len(header.payload.body),
+        "protection": resolved.protection.name,
+        "metrics": resolved.study.metrics.share,
+    }
+
+
+def _report(metrics: SiteMetrics) -> pb.MetricsReport:
+    report = pb.MetricsReport(samples=metrics.samples or 0)
+    for field in ("accuracy", "loss", "mse", "global_accuracy"):
+        value = getattr(metrics, field)
+        if value is not None:
+            setattr(report, field, value)
+    return report

@@ -1,0 +1,1 @@
+"""What it takes to run a party: its file, its health, its end."""

@@ -1,0 +1,47 @@
+"""How long an event loop was kept waiting: the loop carries heartbeats, so nothing may hold it for long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+_INTERVAL = 0.05
+TOO_LONG = 0.1  # seconds; three heartbeats missed end a session, so this is early
+
+log = logging.getLogger(__name__)
+
+
+class LoopLag:
+    """Wakes up at even intervals and notes how late it is."""
+
+    def __init__(self) -> None:
+        self._worst = 0.0
+
+    def read(self) -> float:
+        """The longest wait, in seconds, since this was read last."""
+        worst, self._worst = self._worst, 0.0
+        return worst
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Watch the running loop."""
+        task = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _INTERVAL
+            await asyncio.sleep(_INTERVAL)
+            late = loop.time() - due
+            self._worst = max(self._worst, late)
+            if late > TOO_LONG:
+                log.warning("the event loop was kept waiting for %.3f s", late)

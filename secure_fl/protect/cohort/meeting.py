@@ -1,0 +1,55 @@
+"""How a cohort comes together: the coordinator gathers manifests, each node checks those it is shown."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+from secure_fl.errors import ProtectionError
+from secure_fl.identity.member import Member
+from secure_fl.messages import parse
+from secure_fl.protect.cohort.minima import require_cohort
+from secure_fl.protect.cohort.signed import E, ManifestKind, Peer, SignedCohort, read_manifest
+from secure_fl.protect.contract import RoundContext
+from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
+
+
+class Gathering(Generic[E]):
+    """The manifests of an attempt at the coordinator, each verified once, as it arrives."""
+
+    def __init__(self, context: RoundContext, kind: ManifestKind[E]) -> None:
+        self._context = context
+        self._kind = kind
+        self._peers: dict[str, Peer[E]] = {}
+        self._keys: set[bytes] = set()
+
+    def check(self, node: str, body: bytes) -> Peer[E]:
+        """The manifest that `node` sent, or an error that costs nobody else anything. Nothing changes."""
+        peer = read_manifest(self._context, parse(Manifest, body), self._kind)
+        keys = self._kind.keys(peer.said)
+        if peer.name != node or node in self._peers or len(set(keys)) < len(keys) or self._keys.intersection(keys):
+            raise ProtectionError(f"{node} speaks for another node, twice, or with another's key")
+        return peer
+
+    def add(self, peer: Peer[E]) -> None:
+        """Take in what was checked."""
+        self._peers[peer.name] = peer
+        self._keys.update(self._kind.keys(peer.said))
+
+    def close(self) -> tuple[SignedCohort[E], Roster]:
+        """Whoever advertised, and what everybody is told. Raises `CohortTooSmallError`."""
+        require_cohort(self._peers, self._context.min_cohort)
+        peers = [self._peers[name] for name in sorted(self._peers)]
+        return SignedCohort(self._context, peers, self._kind), Roster(manifests=[peer.manifest for peer in peers])
+
+
+def meet(
+    context: RoundContext, roster: bytes, kind: ManifestKind[E], *, me: Member, mine: Manifest | None
+) -> SignedCohort[E]:
+    """At a node: everybody who takes part, verified and vouched for now, and this node with what it said itself.
+
+    Without `mine` after a restart, when the roster comes from the node's own memory.
+    """
+    manifests = parse(Roster, roster).manifests
+    if mine is not None and mine not in manifests:
+        raise ProtectionError("this node's own manifest is missing or was changed")
+    return SignedCohort.read(context, manifests, kind).vouched(me.vouch)

@@ -1,0 +1,1 @@
+"""`masked`: pairwise masks with recovery; `protection` is where to begin."""

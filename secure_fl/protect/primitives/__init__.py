@@ -1,0 +1,1 @@
+"""Arithmetic and keys that more than one protection uses."""

@@ -1,0 +1,1 @@
+"""`sealed`: keys shared among the sites; `protection` is where to begin."""

@@ -1,0 +1,158 @@
+"""A node as a recipient of a combine: it weighs its peers, and in the end opens what nobody else does."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from secure_fl.encoding.integers import BlockSum
+from secure_fl.encoding.weights import WEIGHT_UNITS
+from secure_fl.errors import ProtectionError, SecureFLError
+from secure_fl.messages import parse
+from secure_fl.protect.bodies import read_bulky, say
+from secure_fl.protect.cohort.signed import Group
+from secure_fl.protect.combining import Attention
+from secure_fl.protect.contract import Message
+from secure_fl.protect.primitives.field import ELEMENT, Elements, read_elements, weighted_sum
+from secure_fl.protect.release.sketch import in_units
+from secure_fl.protect.sealed import scores
+from secure_fl.protect.sealed.groups import SealedGroup, group_values, served_groups
+from secure_fl.protect.sealed.party import Party, question
+from secure_fl.protect.sealed.phases import ROW
+from secure_fl.protect.sealed.ring import Product
+from secure_fl.protect.sealed.shares import VECTOR_BYTES, interpolate
+from secure_fl.protect.sealed.statements import Rows, Uploads, open_purpose, score_purpose, sign_row
+from secure_fl.rpc.protect_sealed_pb2 import SealedDelivery, SealedReply, SealedScores
+
+log = logging.getLogger(__name__)
+
+
+class Recipient:
+    """Asks for one row, and opens it."""
+
+    def __init__(self, party: Party, attend: Attention) -> None:
+        self._party = party
+        self._attend = attend
+        self.combination: Mapping[str, BlockSum] = {}
+
+    def row(self, message: Message) -> Message:
+        """Its distances opened, its peers weighed, the row signed."""
+        party = self._party
+        said = parse(SealedScores, read_bulky(message))
+        uploads = party.uploads(said.commits)
+        if party.name not in uploads.commits:
+            raise ProtectionError("a row is asked of a node that did not upload")
+        party.memory.decide(ROW, question(uploads.digest, said.replies))
+        row: Mapping[str, int] = {}
+        try:
+            row = self._attend(self._distances(uploads, said.replies))
+        except ProtectionError as error:
+            # It goes on as a holder: others need it. Without a row nothing is opened here.
+            log.warning("no combination is asked for: %s", error.message)
+        return say(sign_row(party.me, party.cohort, uploads, row))
+
+    def _distances(self, uploads: Uploads, replies: Sequence[SealedReply]) -> dict[str, float]:
+        """The squared distances to everybody who uploaded; zeros where features do not count."""
+        party = self._party
+        if not party.context.compares:
+            return dict.fromkeys(uploads.names, 0.0)
+        answers = party.unseal_replies(replies, purpose=score_purpose(uploads))
+        squared = scores.interpolate_scores(
+            {party.place(holder): answer for holder, answer in answers.items()},
+            [name for name in uploads.names if name != party.name],
+            nodes=len(party.context.invited),
+            colluders=party.context.colluders,
+        )
+        return {name: in_units(squared.get(name, 0)) for name in uploads.names}
+
+    def deliver(self, message: Message) -> Message:
+        """Take its combination. The coordinator does not learn whether it opened: that would be an oracle."""
+        try:
+            self.combination = self._open(message)
+        except SecureFLError as error:
+            log.warning("the combination does not open: %s", error.message)
+        return Message()
+
+    def _open(self, message: Message) -> dict[str, BlockSum]:
+        party = self._party
+        said = parse(SealedDelivery, message.body)
+        uploads = party.uploads(said.commits)
+        rows = Rows(party.context, party.cohort, uploads, said.rows)
+        row = rows.of.get(party.name)
+        if row is None:
+            raise ProtectionError("a combination was sent that this node did not ask for")
+        served = served_groups(party.cohort, row)
+        keys = self._keys(said.replies, rows, len(served))
+        sizes = [group_values(party.context, group) for group in served]
+        if party.digested:
+            elements = self._recomputed(message.bulk, uploads, row, dict(zip(served, sizes, strict=True)))
+        else:
+            elements = _combined(message.bulk, sum(sizes))
+        opened: dict[str, BlockSum] = {}
+        start = 0
+        for group, size, key in zip(served, sizes, keys, strict=True):
+            opened |= self._unseal_group(group, elements[start : start + size], key, row)
+            start += size
+        return opened
+
+    def _unseal_group(
+        self, group: Group, elements: Elements, key: Elements, row: Mapping[str, int]
+    ) -> dict[str, BlockSum]:
+        party = self._party
+        Product(key).unseal(elements, seed=SealedGroup.seed_of(party.cohort, group))
+        totals = party.terms.decode(elements)
+        opened: dict[str, BlockSum] = {}
+        start = 0
+        for block in group.blocks:
+            size = party.context.layout[block].size
+            opened[block] = BlockSum(
+                total=totals[start : start + size], weight=WEIGHT_UNITS * sum(row.values()), contributors=len(row)
+            )
+            start += size
+        return opened
+
+    def _keys(self, replies: Sequence[SealedReply], rows: Rows, groups: int) -> list[Elements]:
+        """Σ w·s of each group, from the holders' shares."""
+        plain = self._party.unseal_replies(replies, purpose=open_purpose(rows))
+        if any(len(shares) != groups * VECTOR_BYTES for shares in plain.values()):
+            raise ProtectionError("a holder gave too many or too few shares")
+        cohort = self._party.cohort
+        return [
+            interpolate(
+                {
+                    cohort.index(holder): read_elements(shares[index * VECTOR_BYTES : (index + 1) * VECTOR_BYTES])
+                    for holder, shares in plain.items()
+                },
+                threshold=cohort.threshold,
+            )
+            for index in range(groups)
+        ]
+
+    def _recomputed(
+        self, bulk: bytes | memoryview, uploads: Uploads, row: Mapping[str, int], served: Mapping[Group, int]
+    ) -> Elements:
+        """Σ w·y from everybody's upload, each checked against what its node signed."""
+        if len(bulk) != ELEMENT.itemsize * sum(served.values()) * len(row):
+            raise ProtectionError("uploads of the wrong length arrived")
+        view, position, parts = memoryview(bulk), 0, []
+        for group, size in served.items():
+            vectors = []
+            for name in sorted(row):
+                raw = view[position : position + ELEMENT.itemsize * size]
+                index = self._party.cohort.groups_of(name).index(group)
+                if hashlib.sha256(raw).digest() != uploads.commits[name].digests[index]:
+                    raise ProtectionError(f"what is said to be {name}'s upload is not what it signed")
+                vectors.append(read_elements(bytes(raw)))
+                position += len(raw)
+            parts.append(weighted_sum([row[name] for name in sorted(row)], vectors, size=size))
+        return np.concatenate(parts) if parts else np.empty(0, ELEMENT)
+
+
+def _combined(bulk: bytes | memoryview, size: int) -> Elements:
+    """Σ w·y as the coordinator says."""
+    if len(bulk) != ELEMENT.itemsize * size:
+        raise ProtectionError("a combination of the wrong length arrived")
+    return read_elements(bulk).copy()

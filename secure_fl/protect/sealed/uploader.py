@@ -1,0 +1,119 @@
+"""A node as an uploader: says who it is, seals its update under a key of its own, and shares that key."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from secure_fl.aggregation import RequestKind
+from secure_fl.encoding.integers import Integers
+from secure_fl.errors import ProtectionError
+from secure_fl.protect.bodies import as_bulk, read_bulky, say
+from secure_fl.protect.cohort.signed import make_manifest
+from secure_fl.protect.contract import Contribution, Message
+from secure_fl.protect.primitives.field import uniform
+from secure_fl.protect.release.history import History
+from secure_fl.protect.sealed import scores
+from secure_fl.protect.sealed.groups import SealedGroup, sealed_groups
+from secure_fl.protect.sealed.manifest import MANIFESTS
+from secure_fl.protect.sealed.party import SKETCH, Party
+from secure_fl.protect.sealed.ring import DEGREE, Product
+from secure_fl.protect.sealed.shares import split
+from secure_fl.protect.sealed.statements import row_hash, sign_commit
+from secure_fl.randomness import KeyStream
+from secure_fl.rpc.protect_sealed_pb2 import SealedEnvelope, SealedUpload
+
+
+class Uploader:
+    """Only in the process that trained: after a restart there is nothing to upload.
+
+    In a combine also with what this node has opened in the study and, where distances are opened, a sketch.
+    """
+
+    def __init__(
+        self,
+        party: Party,
+        contribution: Contribution,
+        *,
+        sketch: Integers | None = None,
+        history: History | None = None,
+    ) -> None:
+        self._party = party
+        self._blocks = dict(contribution.blocks)  # each goes as it is sealed: its memory is needed for what comes of it
+        self._weight = contribution.weight
+        self._sketch = sketch
+        self._history = history
+        self._sketch_shares: list[bytes] = []
+
+    def advertise(self, _message: Message) -> Message:
+        """Which blocks it holds and under which fresh keys, signed."""
+        party = self._party
+        party.require_trained()
+        dealt = self._deal_sketch()
+        self._sketch_shares = dealt.shares if dealt else []
+        opened = self._history.earlier() if self._history else ()
+        self._manifest = make_manifest(
+            party.context,
+            party.me,
+            protocol=MANIFESTS.protocol,
+            blocks=self._blocks,
+            extension=party.extension(dealt, [row_hash(*row) for row in opened]),
+        )
+        return say(self._manifest)
+
+    def upload(self, message: Message) -> Message:
+        """Verify everybody; y = a·s + e + Δ·x for each group of blocks; share s among the holders; sign y."""
+        party = self._party
+        party.require_trained()
+        roster = read_bulky(message)
+        cohort = party.meet(roster, self._manifest)
+        groups = sealed_groups(party.context, cohort, party.name)
+        elements = np.empty(sum(group.size for group in groups), np.int32)
+        parts = [elements[group.start : group.start + group.size] for group in groups]
+        keys = [self._seal_group(group, part) for group, part in zip(groups, parts, strict=True)]
+        digests = [hashlib.sha256(part.data).digest() for part in parts] if party.digested else []
+        sketch, self._sketch_shares = self._sketch_shares, []
+        bulk = as_bulk(elements)
+        upload = hashlib.sha256(bulk).digest()
+        answer = SealedUpload(commit=sign_commit(party.me, cohort, upload, digests))
+        for position, holder in enumerate(cohort.names):
+            shares = [
+                party.seal(key[position], holder, purpose=group.group.label)
+                for group, key in zip(groups, keys, strict=True)
+            ]
+            sketched = party.seal(sketch[party.place(holder) - 1], holder, purpose=SKETCH) if sketch else b""
+            answer.envelopes.append(SealedEnvelope(peer=holder, key_shares=shares, sketch_share=sketched))
+        party.memory.keep(roster=roster, upload=answer.commit.upload)
+        return say(answer, bulk=bulk, digest=upload)
+
+    def _seal_group(self, group: SealedGroup, out: Integers) -> list[bytes]:
+        """y = a·s + e + Δ·x into `out`, and the shares of s. The secret exists in this call only."""
+        party = self._party
+        errors = KeyStream(party.randomness.bytes(32))
+        start = 0
+        for block in group.group.blocks:
+            values = self._blocks.pop(block)
+            party.terms.encode(values, out[start : start + values.size], errors)
+            start += values.size
+        if party.context.kind is RequestKind.SUM:
+            out[start:] = party.terms.encode_weight(self._weight, errors)
+        secret = uniform(KeyStream(party.randomness.bytes(32)), DEGREE)
+        Product(secret).seal(out, seed=group.seed)
+        cohort = party.cohort
+        return split(secret, threshold=cohort.threshold, holders=len(cohort.names), randomness=party.randomness)
+
+    def _deal_sketch(self) -> scores.Dealing | None:
+        """Before the cohort is known: a share for everybody invited."""
+        party = self._party
+        if not party.context.compares:
+            return None
+        if self._sketch is None:
+            raise ProtectionError("this round weighs peers by their features, and there are none")
+        return scores.deal(
+            self._sketch,
+            nodes=len(party.context.invited),
+            colluders=party.context.colluders,
+            label=party.sketch_label(party.name),
+            randomness=KeyStream(party.randomness.bytes(32)),
+        )

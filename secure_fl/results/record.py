@@ -1,0 +1,112 @@
+"""What a study leaves behind: one value that the progress display, the summary and the report all read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from secure_fl.errors import SchemaError, StorageError
+from secure_fl.files import write_atomically
+from secure_fl.rounds import RoundKind
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRound:
+    """One node's part in one round, as far as the study's [metrics] share lets it be seen."""
+
+    name: str
+    outcome: Literal["took part", "dropped", "sat out", "absent"]
+    reason: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    samples: int | None = None
+    # Measured on the model as received in this round, before training: the fruit of the round before.
+    accuracy: float | None = None
+    loss: float | None = None
+    mse: float | None = None
+    global_accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One committed round; number 0 never occurs, `rounds + 1` is the closing evaluation."""
+
+    number: int
+    kind: RoundKind
+    attempts: int
+    seconds: float
+    nodes: tuple[NodeRound, ...]
+    combinations: int = 0  # how many recipients were served
+    blocks_kept: tuple[str, ...] = ()  # below their minimum cohort, so never opened
+    mean_accuracy: float | None = None
+    mean_loss: float | None = None
+    mean_mse: float | None = None
+    global_accuracy: float | None = None
+
+    @property
+    def cohort(self) -> tuple[str, ...]:
+        """Who took part."""
+        return tuple(node.name for node in self.nodes if node.outcome == "took part")
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes from the nodes."""
+        return sum(node.bytes_up for node in self.nodes)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes to the nodes."""
+        return sum(node.bytes_down for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """A study so far."""
+
+    study: str
+    study_id: str
+    task: str
+    strategy: str
+    protection: str
+    planned_rounds: int
+    roster: tuple[str, ...]
+    outcome: Literal["running", "finished", "aborted"] = "running"
+    reason: str = ""
+    parameters: int = 0
+    shared_parameters: int = 0
+    combinations_opened: int = 0
+    rounds: tuple[RoundRecord, ...] = field(default=())
+    settings: str = ""  # the study in canonical form, whose hash is `study_id`
+    version: int = RECORD_VERSION
+
+    def save(self, path: Path) -> None:
+        """Write as JSON, atomically."""
+        write_atomically(path, json.dumps(asdict(self), indent=1).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote. Raises `StorageError` for what it did not."""
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild from decoded JSON. Raises `SchemaError` for what a newer version wrote."""
+        if values.get("version", RECORD_VERSION) > RECORD_VERSION:
+            raise SchemaError("the study's record was written by a newer version")
+        rounds = tuple(round_from_json(item) for item in values["rounds"])
+        return cls(**{**values, "roster": tuple(values["roster"]), "rounds": rounds})
+
+
+def round_from_json(values: Mapping[str, Any]) -> RoundRecord:
+    """One round from decoded JSON."""
+    nodes = tuple(NodeRound(**node) for node in values["nodes"])
+    kind = RoundKind(values["kind"])
+    return RoundRecord(**{**values, "kind": kind, "nodes": nodes, "blocks_kept": tuple(values["blocks_kept"])})

@@ -1,0 +1,60 @@
+"""The JSON object of `secure-fl run --json`, from a study's record."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from secure_fl.results.record import NodeRound, StudyRecord
+from secure_fl.rounds import RoundKind
+
+
+def summarise(record: StudyRecord, *, engine: str, seconds: float, report: str) -> dict[str, Any]:
+    """Names and fields are a contract. What is not known is null, never 0."""
+    nodes = [_node(record, name) for name in record.roster]
+    training = [round_ for round_ in record.rounds if round_.kind is RoundKind.TRAIN]
+    last = record.rounds[-1] if record.rounds else None
+    taken = [node for round_ in training for node in round_.nodes if node.outcome == "took part"]
+    accuracies = [node["accuracy"] for node in nodes if node["accuracy"] is not None]
+    return {
+        "study": record.study,
+        "strategy": record.strategy,
+        "protection": record.protection,
+        "engine": engine,
+        "rounds": len(training),
+        "seconds": round(seconds, 3),
+        "mean_accuracy": statistics.fmean(accuracies) if accuracies else last and last.mean_accuracy,
+        "std_accuracy": statistics.pstdev(accuracies) if accuracies else None,
+        "global_accuracy": last and last.global_accuracy,
+        "mean_mse": last and last.mean_mse,
+        "bytes_up_per_node_round": _mean(node.bytes_up for node in taken),
+        "bytes_down_per_node_round": _mean(node.bytes_down for node in taken),
+        "combinations_opened": record.combinations_opened,
+        "nodes": nodes,
+        "report": report,
+    }
+
+
+def _node(record: StudyRecord, name: str) -> dict[str, Any]:
+    rounds = [(round_.kind, node) for round_ in record.rounds for node in round_.nodes if node.name == name]
+    measured: list[NodeRound] = [node for _, node in rounds if node.samples is not None]
+    last = measured[-1] if measured else None
+    training = [node for kind, node in rounds if kind is RoundKind.TRAIN]
+    return {
+        "name": name,
+        "samples": last and last.samples,
+        "accuracy": last and last.accuracy,
+        "loss": last and last.loss,
+        "epsilon": None,
+        "delta": None,
+        "bytes_up": sum(node.bytes_up for _, node in rounds),
+        "bytes_down": sum(node.bytes_down for _, node in rounds),
+        "rounds_taken": sum(node.outcome == "took part" for node in training),
+        "dropped": sum(node.outcome in ("dropped", "sat out") for node in training),
+    }
+
+
+def _mean(values: Iterable[int]) -> float | None:
+    present = list(values)
+    return statistics.fmean(present) if present else None

@@ -1,0 +1,117 @@
+"""`study show`: what a study means for a site, in plain language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secure_fl import tasks
+from secure_fl.aggregation import RequestKind
+from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
+from secure_fl.study.settings import Study
+from secure_fl.tasks.model_blocks import initial_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One heading and its sentences."""
+
+    heading: str
+    sentences: tuple[str, ...]
+
+
+def explain(study: Study) -> tuple[Explanation, ...]:
+    """The study in sentences: what it does, what leaves, who learns what, what is not covered."""
+    task = tasks.create(study.task.name, study.task.settings)
+    layout, _ = initial_blocks(task, study.study.seed)
+    strategy, protection = study.make_strategy(), study.make_protection()
+    request = strategy.request_for(task, layout)
+    shared = layout.select(request.blocks)
+    minimum = study.min_cohort(request.kind)
+    return (
+        Explanation(
+            heading="What it does",
+            sentences=(
+                f"Study {study.study.name!r} trains the task {study.task.name!r} with the strategy "
+                f"{strategy.name!r} for {study.study.rounds} rounds among {_sites(study)}.",
+                f"It runs on the data set each site calls {study.task.dataset_id!r}; the study never names a path.",
+                f"Its hash, which a site approves, is {study.id}.",
+            ),
+        ),
+        Explanation(
+            heading="What leaves a site",
+            sentences=(
+                *strategy.explain(),
+                f"Per round: {shared.size:,} of {layout.size:,} parameters, in the blocks "
+                f"{', '.join(shared.names) or '(none)'}.",
+                *_encoding(study, request.kind, blocks=bool(shared.names)),
+                _metrics(study, request.kind, hidden=not protection.coordinator_sees_updates),
+            ),
+        ),
+        Explanation(
+            heading=f"Who learns what (protection {protection.name!r})",
+            sentences=(
+                *protection.explain(request.kind),
+                f"Nothing is opened with fewer than {minimum} contributors to a block; such a block keeps its value.",
+                *_dropouts(study, request.kind),
+                "The coordinator always sees who takes part, when, and how much is sent.",
+            ),
+        ),
+        Explanation(
+            heading="Differential privacy",
+            sentences=("None: the shared model may remember training data, and ε per round is not bounded.",)
+            if study.privacy.mode == "none"
+            else (f"Mode {study.privacy.mode!r}.",),
+        ),
+    )
+
+
+def _dropouts(study: Study, kind: RequestKind) -> tuple[str, ...]:
+    sites = len(study.study.roster)
+    if not sites:
+        return ()
+    spare = study.spare(kind, sites)
+    return (
+        f"A round survives the loss of {spare} of {sites} sites."
+        if spare
+        else f"A round needs all {sites} sites to its end: none may drop out.",
+    )
+
+
+def _metrics(study: Study, kind: RequestKind, *, hidden: bool) -> str:
+    if study.metrics.share == "none":
+        return "No measurement (accuracy, loss) leaves the site."
+    if study.metrics.share == "per-node":
+        return "Each site's measurements (accuracy, loss) and number of samples go to the coordinator in the clear."
+    sums = "leave only inside the same sum as the model"
+    if kind is RequestKind.COMBINE:
+        sums = "leave once, when the study ends, inside a sum over all sites"
+    return f"Measurements (accuracy, loss) {sums}" + ("." if hidden else ", which this protection does not hide.")
+
+
+def _encoding(study: Study, kind: RequestKind, *, blocks: bool) -> tuple[str, ...]:
+    if not blocks:
+        return ()
+    return (
+        f"Every coordinate is clipped to ±{study.protection.clip:g}, weighted, and rounded to "
+        f"{study.protection.bits} bits before it is protected.",
+        _weights(study) if kind is RequestKind.SUM else "Each site decides how much every other counts for it.",
+    )
+
+
+def _weights(study: Study) -> str:
+    if study.protection.reference_samples is None:
+        return "Every site counts the same, however many samples it has."
+    floor = weight_floor(study.min_cohort(RequestKind.SUM), study.protection.colluders)
+    if floor == WEIGHT_UNITS:
+        return (
+            "Every site counts the same: in cohorts as small as this study allows, other weights could make one site "
+            "stand out, so protection.reference_samples has no effect. A larger protection.min_cohort gives it one."
+        )
+    return (
+        f"A site counts min(1, samples/{study.protection.reference_samples}), quantised to 1/64 and at least "
+        f"{floor / WEIGHT_UNITS:.2f}, so that no site stands out in a sum."
+    )
+
+
+def _sites(study: Study) -> str:
+    return f"{len(study.study.roster)} sites" if study.study.roster else "sites still to be named in its roster"

@@ -1,0 +1,48 @@
+"""A study with everything its names stand for, made once: identity, strategy, protection, what its rounds ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from secure_fl.aggregation import RequestKind
+from secure_fl.encoding.fixed_point import FixedPoint
+from secure_fl.protect.contract import Protection
+from secure_fl.rounds import RoundKind
+from secure_fl.strategies.base import Strategy
+from secure_fl.study.settings import Study
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedStudy:
+    """What both processes work with. It needs no torch: which blocks a request has is for the task to say."""
+
+    study: Study
+    canonical: bytes
+    id: str
+    strategy: Strategy
+    protection: Protection
+    request: RequestKind  # of training rounds
+    codec: FixedPoint
+
+    @classmethod
+    def of(cls, study: Study) -> Self:
+        """Raises `SettingsError` where a name or a setting is unknown here."""
+        strategy = study.make_strategy()
+        return cls(
+            study=study,
+            canonical=study.canonical(),
+            id=study.id,
+            strategy=strategy,
+            protection=study.make_protection(),
+            request=strategy.asks,
+            codec=study.codec(),
+        )
+
+    def request_in(self, kind: RoundKind) -> RequestKind:
+        """What a round asks for. A closing evaluation opens measurements only, and those as a sum."""
+        return self.request if kind is RoundKind.TRAIN else RequestKind.SUM
+
+    def phases(self, kind: RoundKind) -> tuple[str, ...]:
+        """The phases of a round, in order."""
+        return self.protection.phases(self.request_in(kind))

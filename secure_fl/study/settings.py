@@ -1,0 +1,331 @@
+"""The study file: what a consortium agrees on. Its hash is the study's id and what a site approves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from secure_fl import limits, protect, strategies
+from secure_fl.aggregation import RequestKind
+from secure_fl.blocks import Layout
+from secure_fl.encoding.fixed_point import FixedPoint
+from secure_fl.errors import SettingsError, UnknownNameError
+from secure_fl.protect.cohort.minima import smallest_cohort
+from secure_fl.protect.contract import Protection
+from secure_fl.settings import Settings, nearest, read_toml, require_known
+from secure_fl.strategies.base import Strategy
+from secure_fl.tasks.partition import PartitionSettings
+
+STUDY_VERSION = 2  # 1 had settings of single protections beside those that all have
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+class StudySection(Settings):
+    """Who, how long, from which seed."""
+
+    name: str = "study"
+    rounds: int = Field(10, ge=1, le=100_000)
+    seed: int = Field(0, ge=0, lt=2**63)
+    # Site name → SHA-256 fingerprint of its certificate. The coordinator cannot add anybody.
+    roster: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name) or ".." in name:
+            raise ValueError("a name has lower-case letters, digits, '.', '_' and '-'")
+        return name
+
+    @field_validator("roster")
+    @classmethod
+    def _distinct_sites(cls, roster: dict[str, str]) -> dict[str, str]:
+        if len(roster) > limits.NODES:
+            raise ValueError(f"at most {limits.NODES} sites")
+        for site, fingerprint in roster.items():
+            if not _NAME.fullmatch(site) or ".." in site:
+                raise ValueError(f"{site!r} is not a site name")
+            if not _FINGERPRINT.fullmatch(fingerprint):
+                raise ValueError(f"{site}: a fingerprint is 64 hexadecimal digits (`secure-fl pki list`)")
+        if len(set(roster.values())) != len(roster):
+            raise ValueError("two sites have the same certificate")
+        return roster
+
+
+class _WithSettings(Settings):
+    """A section that names something, with settings that belong to what is named. In a file all keys stand together."""
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or "settings" in values:
+            return values
+        own = {key: value for key, value in values.items() if key in cls.model_fields}
+        return {**own, "settings": {key: value for key, value in values.items() if key not in own}}
+
+    @field_validator("settings")
+    @classmethod
+    def _plain_values(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        # The canonical form writes NaN, infinity and "nothing" alike: studies that differ would share an id.
+        try:
+            json.dumps(settings, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError("settings are text, booleans, finite numbers, and lists and tables of them") from None
+        return settings
+
+
+class TaskSection(_WithSettings):
+    """A task installed at every site, and the id (never a path) of the local data it runs on."""
+
+    name: str = "digits"
+    dataset: str = ""
+
+    @property
+    def dataset_id(self) -> str:
+        """The data set's id in the node file; the task's name unless the study says otherwise."""
+        return self.dataset or self.name
+
+
+class StrategySection(_WithSettings):
+    """A strategy and its settings."""
+
+    name: str = "fedavg"
+
+
+class ProtectionSection(_WithSettings):
+    """How updates leave a node: what every protection is told, and the settings of the one that is named."""
+
+    kind: str = Field(default_factory=lambda: protect.suitable(RequestKind.SUM))
+    colluders: int = Field(1, ge=0, le=limits.NODES)
+    min_cohort: int | None = Field(None, ge=3, le=limits.NODES)
+    bits: int = Field(16, ge=4, le=24)  # without a word, what suits the protection
+    clip: float = Field(1.0, gt=0)
+    reference_samples: int | None = Field(None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suitable_bits(cls, values: Any) -> Any:
+        kind = values.get("kind") if isinstance(values, Mapping) else None
+        if kind not in protect.known() or "bits" in values:
+            return values
+        return {**values, "bits": protect.describe(kind).bits}
+
+    @model_validator(mode="after")
+    def _known_settings(self) -> Self:
+        """Refused on reading, as other keys of this section are: a slip in `colluders` must not pass for a setting."""
+        if self.kind not in protect.known():
+            return self  # `check` says so.
+        own = protect.describe(self.kind).Settings.model_fields
+        known = (*(key for key in type(self).model_fields if key != "settings"), *own)
+        for key in self.settings:
+            if key not in own:
+                raise UnknownNameError("key", f"protection.{key}", nearest=nearest(key, known), known=known)
+        protect.create(self.kind, self.settings)
+        return self
+
+
+class PrivacySection(Settings):
+    """Differential privacy."""
+
+    mode: Literal["none", "dp-sgd", "distributed"] = "none"
+    epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
+    clip: float | None = Field(None, gt=0)
+
+
+class RoundsSection(Settings):
+    """Time limits, in seconds."""
+
+    mode: Literal["sync"] = "sync"
+    deadline: float = Field(600.0, gt=0, le=7 * 86400)  # the first phase, training included
+    phase_deadline: float = Field(60.0, gt=0, le=86400)  # every later phase
+    gather: float = Field(60.0, ge=0, le=86400)  # waiting for sites before a round
+    attempts: int = Field(3, ge=1, le=100)
+    # How long uploads wait, beyond the deadline, for sites without which they cannot be opened, where that helps.
+    patience: float = Field(7 * 86400.0, ge=0, le=366 * 86400)
+
+
+class MetricsSection(Settings):
+    """What a site may say about its accuracy; a site's own policy wins."""
+
+    share: Literal["none", "aggregate", "per-node"] = "aggregate"
+    # With "aggregate" a loss or squared error above this makes the round's mean unknown rather than wrong.
+    ceiling: float = Field(16.0, gt=0)
+
+
+class SimulationSection(Settings):
+    """Only for `secure-fl run`: not part of the study's hash."""
+
+    nodes: int = Field(10, ge=1, le=limits.NODES)
+    partition: Literal["iid", "dirichlet", "pathological", "rotated", "rotated-pathological", "natural"] = "iid"
+    alpha: float = Field(0.5, ge=0.001)
+    classes: int = Field(2, ge=1)
+    domains: int = Field(4, ge=1)
+    degrees: float = Field(360, gt=0, le=360)
+    min_samples: int = Field(10, ge=2)
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+    path: str = ""  # data of a task that reads files, divided among the sites; relative to where `run` is started
+    format: str = ""
+
+    def partition_settings(self) -> PartitionSettings:
+        """The part of this section that divides the data."""
+        return PartitionSettings(
+            kind=self.partition, **self.model_dump(exclude={"nodes", "partition", "path", "format"})
+        )
+
+
+class Study(Settings):
+    """A validated study."""
+
+    study: StudySection = StudySection()
+    task: TaskSection = TaskSection()
+    strategy: StrategySection = StrategySection()
+    protection: ProtectionSection = ProtectionSection()
+    privacy: PrivacySection = PrivacySection()
+    rounds: RoundsSection = RoundsSection()
+    metrics: MetricsSection = MetricsSection()
+    simulation: SimulationSection = SimulationSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suitable_protection(cls, values: Any) -> Any:
+        """A study that names no protection gets the one that serves its strategy."""
+        if not isinstance(values, Mapping):
+            return values
+        strategy, protection = values.get("strategy"), values.get("protection", {})
+        if not isinstance(strategy, Mapping) or not isinstance(protection, Mapping) or "kind" in protection:
+            return values
+        kind = protect.suitable(strategies.asks(str(strategy.get("name", ""))))
+        return {**values, "protection": {**protection, "kind": kind}}
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The study in a TOML file."""
+        return cls.parse(cls.read_table(path))
+
+    @staticmethod
+    def read_table(path: Path) -> dict[str, Any]:
+        """A study file's content, not validated yet."""
+        return read_toml(path, missing="`secure-fl study new` writes a study to start from")
+
+    @classmethod
+    def from_canonical(cls, settings: bytes) -> Self:
+        """The study the coordinator offers; its hash is checked by the caller against the id it was offered as."""
+        try:
+            values = json.loads(settings)
+        except (ValueError, RecursionError):
+            raise SettingsError("the offered study is not valid JSON") from None
+        version = values.pop("version", None) if isinstance(values, dict) else None
+        if isinstance(version, int) and 0 < version < STUDY_VERSION:
+            raise SettingsError("the study was made by an older version of secure-fl", advice="submit it again")
+        if version != STUDY_VERSION:
+            raise SettingsError("the offered study has another format version", advice="upgrade the older side")
+        return cls.parse(values)
+
+    def completed(self) -> Self:
+        """The study with every default of its task, strategy and protection written out.
+
+        This is the form whose hash is approved: another release with other defaults is then another study.
+        """
+        from secure_fl import tasks  # creating a task needs torch, which reading a study does not
+
+        # A default of "nothing" stays away: a TOML file has no word for it, and must give the same hash.
+        task = tasks.create(self.task.name, self.task.settings).settings.model_dump(mode="json", exclude_none=True)
+        strategy = self.make_strategy().settings.model_dump(mode="json", exclude_none=True)
+        protection = self.make_protection().settings.model_dump(mode="json", exclude_none=True)
+        return self.model_copy(
+            update={
+                "task": self.task.model_copy(update={"settings": task}),
+                "strategy": self.strategy.model_copy(update={"settings": strategy}),
+                "protection": self.protection.model_copy(update={"settings": protection}),
+            }
+        )
+
+    def to_table(self) -> dict[str, Any]:
+        """The study as it would stand in a TOML file."""
+        table: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        for section in ("task", "strategy", "protection"):
+            settings = table[section].pop("settings")
+            table[section] = {key: value for key, value in table[section].items() if value != ""} | settings
+        return table
+
+    def canonical(self) -> bytes:
+        """The agreed part as canonical JSON, defaults written out, the simulation left out."""
+        values = self.model_dump(mode="json", exclude={"simulation"})
+        return json.dumps(
+            {"version": STUDY_VERSION, **values}, sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        ).encode()
+
+    @property
+    def id(self) -> str:
+        """SHA-256 of the canonical form: what a site approves, and what every message names."""
+        return hashlib.sha256(b"secure-fl study v1\x00" + self.canonical()).hexdigest()
+
+    def min_cohort(self, kind: RequestKind) -> int:
+        """How many contributors an opened value needs: the study's number, never below what is safe."""
+        return max(self.protection.min_cohort or 0, smallest_cohort(kind, self.protection.colluders))
+
+    def spare(self, kind: RequestKind, sites: int) -> int:
+        """How many of `sites` may drop out of a round without voiding it."""
+        quorum = self.make_protection().quorum(
+            sites, colluders=self.protection.colluders, min_cohort=self.min_cohort(kind)
+        )
+        return max(0, sites - quorum)
+
+    def codec(self) -> FixedPoint:
+        """The fixed-point grid of the study."""
+        return FixedPoint(bits=self.protection.bits, clip=self.protection.clip)
+
+    def make_strategy(self) -> Strategy:
+        """The strategy, with its settings validated."""
+        return strategies.create(self.strategy.name, self.strategy.settings)
+
+    def make_protection(self) -> Protection:
+        """The protection, with its settings validated."""
+        return protect.create(self.protection.kind, self.protection.settings)
+
+    def check(self, *, nodes: int | None = None) -> Layout:
+        """Everything that can be known without a site: names exist, parts fit together, enough sites.
+
+        Returns the layout of the model.
+
+        Raises `SettingsError`, or `OverflowInvariantError` where the bits do not suffice, with the first problem.
+        """
+        # Imported here: the registries are light, the task itself needs torch.
+        from secure_fl import tasks
+        from secure_fl.tasks.model_blocks import initial_blocks
+
+        require_known("strategy", self.strategy.name, strategies.known())
+        require_known("protection", self.protection.kind, protect.known())
+        if self.privacy.mode != "none":
+            raise SettingsError(
+                f"privacy.mode {self.privacy.mode!r} is not available in this version",
+                advice='use mode = "none"',
+            )
+        strategy, protection = self.make_strategy(), self.make_protection()
+        task = tasks.create(self.task.name, self.task.settings)
+        layout, _ = initial_blocks(task, self.study.seed)
+        kind = strategy.request_for(task, layout).kind
+        if not protection.serves(kind):
+            able = [name for name in protect.known() if protect.describe(name).serves(kind)]
+            raise SettingsError(
+                f"strategy {strategy.name!r} needs {kind.value!r}, which protection {protection.name!r} does not serve",
+                advice=f"protections that do: {', '.join(able)}",
+            )
+        sites = len(self.study.roster) if nodes is None else nodes
+        if sites and sites < self.min_cohort(kind):
+            raise SettingsError(
+                f"{sites} sites, but nothing is opened with fewer than {self.min_cohort(kind)} contributors",
+                advice="enrol more sites (in a simulation: --nodes)",
+            )
+        protection.require_room(kind, nodes=max(sites, 1), bits=self.protection.bits)
+        return layout

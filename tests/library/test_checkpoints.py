@@ -1,0 +1,49 @@
+"""Arrays on disk: what we write is safetensors, and what is read is what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load, save_file
+
+from secure_fl.checkpoints import load_arrays, open_arrays, save_arrays
+from secure_fl.errors import StorageError
+from tests.protect.laws import law
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+@law
+@given(st.dictionaries(st.text("abc/.é", min_size=1, max_size=6), shapes, max_size=4))
+def test_others_read_what_we_write(tmp_path_factory: pytest.TempPathFactory, given: dict[str, tuple[int, ...]]) -> None:
+    path = tmp_path_factory.mktemp("arrays") / "x.safetensors"
+    arrays = {name: np.arange(np.prod(shape), dtype="<f4").reshape(shape) for name, shape in given.items()}
+    save_arrays(path, arrays)
+    for found in (load(path.read_bytes()), load_arrays(path)):
+        assert found.keys() == arrays.keys()
+        for name, array in arrays.items():
+            assert found[name].shape == array.shape
+            assert found[name].tobytes() == array.tobytes()
+
+
+def test_we_read_what_others_write(tmp_path: Path) -> None:
+    save_file({"b": np.ones((2, 3), "<f4"), "a": np.zeros(0, "<f4")}, tmp_path / "x")
+    assert {name: array.shape for name, array in load_arrays(tmp_path / "x").items()} == {"a": (0,), "b": (2, 3)}
+
+
+def test_arrays_are_read_one_at_a_time(tmp_path: Path) -> None:
+    save_arrays(tmp_path / "x", {"a": np.ones(3, "<f4"), "b": np.arange(6, dtype="<f4")[::2]})
+    with open_arrays(tmp_path / "x") as arrays:
+        assert (sorted(arrays), len(arrays), "c" in arrays) == (["a", "b"], 2, False)
+        assert arrays["b"].tolist() == [0, 2, 4]
+        with pytest.raises(KeyError):
+            arrays["c"]
+
+
+def test_no_file_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError):
+        load_arrays(tmp_path / "x")

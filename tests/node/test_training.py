@@ -1,0 +1,117 @@
+"""One training job: what is measured, and what is refused, when a site has a model of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from node.training.jobs import Job, Result, layout_to_json
+from node.training.trainer import Trainer
+from secure_fl import strategies, tasks
+from secure_fl.blocks import Blocks, BlockShape, Layout, TensorShape
+from secure_fl.checkpoints import load_arrays
+from secure_fl.errors import LayoutMismatchError, NonFiniteUpdateError
+from secure_fl.files import write_atomically
+from secure_fl.rounds import RoundKind
+from secure_fl.strategies.base import SHIPPED_TENSOR
+from secure_fl.strategies.fedavg import FedAvg
+from secure_fl.strategies.site import Site
+from secure_fl.study.settings import Study
+from secure_fl.tasks.model_blocks import initial_blocks
+
+
+class Contrary(FedAvg):
+    """Predicts with the received model turned round, and keeps nothing."""
+
+    name = "contrary"
+
+    def inference(self, site: Site) -> Blocks:
+        return {name: -vector for name, vector in site.received.items()}
+
+
+class Forgetful(FedAvg):
+    """Sends numbers and keeps none."""
+
+    name = "forgetful"
+
+    def fit(self, site: Site) -> Blocks:
+        change = super().fit(site)
+        site.personal = {"head": np.full(3, np.nan, np.float32)}
+        return change
+
+
+class Careless(FedAvg):
+    """Sends something else than what is in the model."""
+
+    name = "careless"
+
+    def fit(self, site: Site) -> Blocks:
+        return {name: vector * np.float32(np.inf) for name, vector in super().fit(site).items()}
+
+
+class Curious(FedAvg):
+    """Keeps what was shipped."""
+
+    name = "curious"
+    shipped = ("@hint",)
+
+    def fit(self, site: Site) -> Blocks:
+        assert site.shipped["@hint"].shape == (2, 3)
+        change = super().fit(site)
+        site.personal = {"hint": site.shipped["@hint"].reshape(-1)}
+        return change
+
+
+def execute(folder: Path, strategy: str, *, ship: bool = False) -> Result:
+    """A first round of breast-cancer at one of three sites."""
+    strategies.register(strategy, f"{__name__}:{strategy.capitalize()}")
+    study = Study.parse({"task": {"name": "breast-cancer"}, "strategy": {"name": strategy, "epochs": 1}})
+    write_atomically(folder / "study.json", study.canonical())
+    layout, start = initial_blocks(tasks.create("breast-cancer", {}), study.study.seed)
+    if ship:
+        hint = BlockShape(name="@hint", tensors=(TensorShape(name=SHIPPED_TENSOR, shape=(2, 3)),))
+        layout = Layout((*layout, hint))
+        start["@hint"] = np.arange(6, dtype=np.float32)
+    (folder / "received").write_bytes(layout.flatten(start))
+    job = Job(
+        kind=RoundKind.TRAIN, study=str(folder / "study.json"), round=1, attempt=1, seed=1, me="site-01",
+        dataset={"share": {"index": 0, "of": 3, "seed": 0}},
+        folder="", device="cpu", threads=1, layout=layout_to_json(layout), received=str(folder / "received"),
+        personal="", combination="", state="", update_to=str(folder / "update"), features_to="", model_to="",
+        personal_to=str(folder / "personal"), state_to=str(folder / "state"),
+    )  # fmt: skip
+    return Trainer().execute(job)
+
+
+def test_the_common_model_is_measured_beside_one_that_is_made_from_it_and_not_kept(tmp_path: Path) -> None:
+    metrics = execute(tmp_path, "contrary").metrics
+    assert metrics.accuracy is not None
+    assert metrics.global_accuracy is not None
+    assert metrics.accuracy != metrics.global_accuracy
+    assert load_arrays(tmp_path / "update")
+    assert not (tmp_path / "personal").exists()
+
+
+@pytest.mark.parametrize("strategy", ["forgetful", "careless"])
+def test_what_leaves_or_is_kept_is_checked_and_not_only_the_model_in_hand(tmp_path: Path, strategy: str) -> None:
+    with pytest.raises(NonFiniteUpdateError):
+        execute(tmp_path, strategy)
+    assert not (tmp_path / "update").exists()
+    assert not (tmp_path / "personal").exists()
+
+
+def test_what_is_shipped_beside_the_model_reaches_the_strategy_and_nothing_else(tmp_path: Path) -> None:
+    execute(tmp_path, "curious", ship=True)
+    assert load_arrays(tmp_path / "personal")["hint"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert "@hint" not in load_arrays(tmp_path / "update")
+
+
+@pytest.mark.parametrize(("strategy", "ship"), [("curious", False), ("contrary", True)])
+def test_reserved_blocks_are_those_of_the_strategy_or_nothing_is_trained(
+    tmp_path: Path, strategy: str, ship: bool
+) -> None:
+    with pytest.raises(LayoutMismatchError, match="reserved blocks"):
+        execute(tmp_path, strategy, ship=ship)
+    assert not (tmp_path / "update").exists()

@@ -1,0 +1,246 @@
+"""`secure-fl doctor` on whole and broken parties: each trouble is found, named, and comes with its fix."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+import node.doctor
+from secure_fl.identity.authority import Authority
+from secure_fl.identity.certificates import utc_now
+from secure_fl.settings import read_toml
+from tests.support.processes import ROOT, Processes
+
+
+def doctor(*arguments: str | Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit code and findings by name."""
+    script = str(Path(sys.executable).parent / "secure-fl")
+    done = subprocess.run(
+        [script, "doctor", *map(str, arguments), "--json"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    told = json.loads(done.stdout)
+    assert told["ok"] == (done.returncode == 0)
+    return done.returncode, {finding["check"]: finding for finding in told["checks"]}
+
+
+def node_doctor(*arguments: str | Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The same at a node without the seconds that a new process takes."""
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        code = node.doctor.main([*map(str, arguments), "--json"])
+    return code, {finding["check"]: finding for finding in json.loads(told.getvalue())["checks"]}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """A coordinator that waits for nodes."""
+    study = {"task": {"name": "breast-cancer"}, "protection": {"kind": "none"}}
+    with Processes(tmp_path_factory.mktemp("doctor") / "run", study) as processes:
+        processes.start_coordinator()
+        processes.wait_event("listening")
+        yield processes
+
+
+@pytest.fixture
+def site(running: Processes, tmp_path: Path) -> Path:
+    """The node file of a site whose state and files are its own."""
+    table = read_toml(running.workspace.node_file("site-01"))
+    pki = running.workspace.folder / "pki"
+    for path in (*pki.glob("node-site-01*"), pki / "crl.pem"):
+        shutil.copy(path, tmp_path)
+    shutil.copy(running.workspace.folder / "ca.pem", tmp_path)
+    table["node"].update(certificate="node-site-01.pem", ca="ca.pem", crl="crl.pem")
+    table["state"]["folder"] = "state"
+    return edit(tmp_path / "node.toml", table)
+
+
+def edit(path: Path, table: dict[str, Any], section: str = "", **changes: Any) -> Path:
+    """Write a file with a section changed."""
+    if section:
+        table.setdefault(section, {}).update(changes)
+    path.write_bytes(tomli_w.dumps(table).encode())
+    return path
+
+
+def test_a_sound_node_passes_and_fits_its_study(running: Processes, site: Path) -> None:
+    code, found = doctor(site, "--study", running.workspace.folder / "study.toml")
+    assert code == 0, found
+    assert {finding["state"] for finding in found.values()} <= {"ok", "warning"}
+    # A simulation's certificates are short-lived, and the doctor says so.
+    assert found["certificate"]["state"] == "warning"
+    for check in (
+        "approval",
+        "connection",
+        "versions",
+        "clock",
+        "policy",
+        "keys",
+        "disk",
+        "revocation list",
+        "state folder",
+    ):
+        assert found[check]["state"] == "ok", found[check]
+    assert running.workspace.study.id in found["policy"]["message"]
+
+
+def test_a_sound_coordinator_passes_while_it_runs(running: Processes) -> None:
+    code, found = doctor(running.workspace.coordinator_file, "--study", running.workspace.folder / "study.toml")
+    assert code == 0, found
+    assert "1 studies running" in found["store"]["message"]
+    assert (found["address"]["state"], found["study"]["state"]) == ("warning", "ok")
+
+
+def test_the_installation_alone() -> None:
+    code, found = doctor()
+    assert code == 0
+    assert "torch" in found["installation"]["message"]
+
+
+def broken_key(site: Path) -> None:
+    site.with_name("node-site-01.key").chmod(0o644)
+
+
+def no_key(site: Path) -> None:
+    site.with_name("node-site-01.signing.key").unlink()
+
+
+def no_crl(site: Path) -> None:
+    site.with_name("crl.pem").unlink()
+
+
+def another_name(site: Path) -> None:
+    edit(site, read_toml(site), "node", name="site-77")
+
+
+def nobody_there(site: Path) -> None:
+    edit(site, read_toml(site), "node", coordinator="127.0.0.1:1")
+
+
+def another_coordinator(site: Path) -> None:
+    edit(site, read_toml(site), "node", fingerprint="0" * 64)
+
+
+def no_data(site: Path) -> None:
+    edit(site, read_toml(site), "datasets", other={"path": "missing.npz"})
+
+
+def torn_ledger(site: Path) -> None:
+    (site.parent / "state").mkdir(mode=0o700)
+    (site.parent / "state" / "ledger.jsonl").write_text('{"half":')
+
+
+@pytest.mark.parametrize(
+    ("trouble", "check", "says", "fix"),
+    [
+        (broken_key, "keys", "others can read", "chmod 600"),
+        (no_key, "certificate", "cannot be read", "pki list"),
+        (no_crl, "revocation list", "cannot be read", "fetch crl.pem"),
+        (another_name, "name", "'site-77'", 'name = "site-01"'),
+        (nobody_there, "connection", "127.0.0.1:1", "is the coordinator running there?"),
+        (another_coordinator, "connection", "the coordinator shows", "out of band"),
+        (no_data, "dataset other", "missing.npz", "correct the path"),
+        (torn_ledger, "ledger", "ledger", ""),
+    ],
+)
+def test_each_trouble_is_found_and_comes_with_its_fix(
+    site: Path, trouble: Any, check: str, says: str, fix: str
+) -> None:
+    trouble(site)
+    code, found = node_doctor(site)
+    assert code == 1
+    assert found[check]["state"] == "failed"
+    assert says in found[check]["message"]
+    assert fix in found[check]["fix"]
+
+
+def test_a_revoked_or_expired_certificate_is_said_so(running: Processes, site: Path) -> None:
+    pki = site.parent / "pki"
+    shutil.copytree(running.workspace.folder / "pki", pki)
+    past = Authority.open(pki, now=lambda: utc_now() - timedelta(days=10))
+    past.issue("node", "site-late", days=5).save(site.parent)
+    edit(site, read_toml(site), "node", certificate="node-site-late.pem", name="site-late")
+    assert "expired" in node_doctor(site)[1]["certificate"]["message"]
+    edit(site, read_toml(site), "node", certificate="node-site-01.pem", name="site-01")
+    Authority.open(pki).revoke("site-01")
+    shutil.copy(pki / "crl.pem", site.parent)
+    assert "revoked" in node_doctor(site)[1]["certificate"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ({"protections": ["masked"]}, "[policy] protections"),
+        ({"strategies": ["fedprox"]}, "[policy] strategies"),
+        ({"min_cohort": 9}, "smaller than 9"),
+        ({"colluders": 2}, "fewer than 2 colluding"),
+        ({"metrics": "none"}, "[policy] metrics"),
+        ({"datasets": ["other"]}, "[policy] datasets"),
+        ({"epsilon": 1.0}, "no differential privacy"),
+    ],
+)
+def test_a_policy_that_does_not_fit_a_study_is_named(
+    running: Processes, site: Path, policy: dict[str, Any], says: str
+) -> None:
+    edit(site, read_toml(site), "policy", **policy)
+    code, found = node_doctor(site, "--study", running.workspace.folder / "study.toml")
+    assert code == 1
+    assert found["policy"]["state"] == "failed"
+    assert says in found["policy"]["message"]
+
+
+def test_a_study_with_foreign_code_is_refused_before_it_is_imported(running: Processes, site: Path) -> None:
+    mark = site.with_name("imported")
+    site.with_name("evil.py").write_text(f"open({str(mark)!r}, 'w')")
+    table = read_toml(running.workspace.folder / "study.toml")
+    table["task"] = {"name": "evil:Task"}
+    study = edit(site.with_name("study.toml"), table)
+    assert "[policy] tasks" in node_doctor(site, "--study", study)[1]["policy"]["message"]
+    assert not mark.exists()
+
+
+def test_a_study_that_waits_for_approval_is_a_warning(running: Processes, site: Path) -> None:
+    edit(site, read_toml(site), "policy", approved=[])
+    code, found = node_doctor(site, "--study", running.workspace.folder / "study.toml")
+    assert code == 0
+    assert (found["policy"]["state"], found["approval"]["state"]) == ("ok", "warning")
+    assert "not approved here" in found["approval"]["message"]
+
+
+@pytest.mark.parametrize("module", ["node", "coordinator"])
+def test_a_second_process_does_not_share_a_state_folder(running: Processes, site: Path, module: str) -> None:
+    from secure_fl.files import only_process
+
+    file, folder = site, site.parent / "state"
+    if module == "coordinator":
+        file, folder = running.workspace.coordinator_file, running.workspace.coordinator_state
+
+    def start() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", module, str(file)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    if module == "node":
+        with only_process(folder):
+            done = start()
+    else:
+        done = start()  # the one that runs holds it
+    assert done.returncode == 6
+    assert "another process works here" in done.stderr

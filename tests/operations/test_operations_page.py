@@ -1,0 +1,299 @@
+"""docs/operations.md, carried out as written among folders that stand for machines, and what else it claims."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import typer
+from pydantic import BaseModel
+from safetensors.numpy import load
+from sklearn.datasets import load_breast_cancer
+
+from coordinator.config import CoordinatorFile
+from node.config import DatasetSection, NodeFile
+from secure_fl.cli import app
+from secure_fl.operations.operator import OperatorFile
+from secure_fl.privacy.ledger import read_ledger
+from secure_fl.settings import read_toml
+from tests.support.page import Machines, fences
+from tests.support.processes import ROOT, free_port
+
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
+
+
+def addresses() -> dict[str, str]:
+    """All that is replaced on the page, in this order."""
+    port = free_port()
+    return {
+        "fl.example.org:8443": f"127.0.0.1:{port}",
+        "0.0.0.0:8443": f"127.0.0.1:{port}",
+        "fl.example.org": "127.0.0.1",
+        "127.0.0.1:9464": f"127.0.0.1:{free_port()}",
+    }
+
+
+def give_data(folder: Path) -> None:
+    """Every hospital has its own rows."""
+    rows = load_breast_cancer()
+    for index, site in enumerate(SITES):
+        (folder / site).mkdir()
+        part = slice(index, None, len(SITES))
+        np.savez(folder / site / "data.npz", x=rows.data[part], y=rows.target[part])
+
+
+def status(machines: Machines, study: str) -> dict[str, Any]:
+    """What the study lead sees."""
+    return dict(json.loads(machines.until(["lead"], f"secure-fl study status {study} --json"))[0])
+
+
+@pytest.mark.timeout(600)
+def test_the_page_is_carried_out_as_written(tmp_path: Path) -> None:
+    give_data(tmp_path)
+    todo = list(fences(PAGE))
+
+    with Machines(tmp_path, addresses=addresses()) as machines:
+
+        def carry_out_up_to(line: str) -> str:
+            """Every fence before the one with this line; returns what the last one wrote."""
+            said = ""
+            while line not in todo[0].text:
+                said = machines.carry_out(todo.pop(0))
+            return said
+
+        # Submitted and not approved: the lead learns that sites refuse, and nothing has left any of them.
+        said = carry_out_up_to("secure-fl study show heart.toml")
+        assert "0 of 5 rounds" in said
+        for site in SITES[:3]:
+            assert [entry.kind for entry in read_ledger(tmp_path / site / "state" / "ledger.jsonl")] == ["opened"]
+
+        # A site is enrolled while a study runs: nobody in it notices.
+        carry_out_up_to("secure-fl pki request node hospital-d")
+        done = status(machines, "second")["rounds_done"]
+        carry_out_up_to("secure-fl study stop second")
+        wait(lambda: status(machines, "second")["rounds_done"] > done)
+        last = status(machines, "second")["record"]["rounds"][-1]
+        assert [node["outcome"] for node in last["nodes"]] == ["took part"] * 3
+
+        # One is revoked while a study runs: the others' rounds go on.
+        carry_out_up_to("secure-fl pki revoke")
+        assert status(machines, "heart-4")["state"] == "running"
+        carry_out_up_to("secure-fl study stop heart-4")
+        done = status(machines, "heart-4")["rounds_done"]
+        # The round under way may have invited it still; the one after that does not.
+        wait(lambda: status(machines, "heart-4")["rounds_done"] > done + 1)
+        last = status(machines, "heart-4")["record"]["rounds"][-1]
+        assert {node["name"] for node in last["nodes"] if node["outcome"] == "absent"} == {"hospital-b"}
+
+        while todo:
+            said = machines.carry_out(todo.pop(0))
+
+        check_finished(machines, said)
+        check_refused(machines)
+        assert set(machines.stop().values()) == {0}
+
+
+def check_finished(machines: Machines, said: str) -> None:
+    """The studies ended as the page says, and their record, model and ledgers agree."""
+    folder = machines.folder
+    heart = status(machines, "heart")
+    assert [number["number"] for number in heart["record"]["rounds"]] == [1, 2, 3, 4, 5, 6]
+    assert heart["record"]["rounds"][-1]["mean_accuracy"] > 0.8
+    assert load((folder / "lead" / "heart.safetensors").read_bytes())
+    card = (folder / "lead" / "heart.md").read_text()
+    assert heart["study_id"] in card
+    assert "model version: 5" in card
+    for study in ("second", "heart-4"):
+        stopped = status(machines, study)
+        assert (stopped["state"], stopped["reason"]) == ("aborted", "StudyStopped")
+    # The page's last command is the auditor's.
+    known = {study["id"]: study for study in json.loads(said.splitlines()[-1])["studies"]}
+    mine = known[heart["study_id"]]
+    assert (mine["releases"], mine["epsilon"], mine["approved"]) == (6, None, True)
+    assert len(known) == 3
+
+
+def check_refused(machines: Machines) -> None:
+    """A node's certificate is no operator's, and the certificate that was put aside is gone from the roster."""
+    site = machines.folder / "hospital-a"
+    node = read_toml(site / "node.toml")["node"]
+    wanted = {key: node[key] for key in ("coordinator", "fingerprint", "certificate")}
+    (site / "as_node.toml").write_text(tomli_w.dumps({"operator": wanted}))
+    said = machines.until(["hospital-a"], "! secure-fl study status --as as_node.toml")
+    assert "the coordinator answered: Certificate" in said
+    roster = machines.until(["authority"], "secure-fl pki roster pki")
+    renewed = machines.until(["hospital-c"], "secure-fl pki fingerprint node-hospital-c.pem").strip()
+    assert f'hospital-c = "{renewed}"' in roster
+    assert "hospital-b" not in roster
+
+
+def wait(condition: Callable[[], bool], *, seconds: float = 90) -> None:
+    """Until something is so."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+# --- what the page claims besides -----------------------------------------------------------------------------
+
+EXAMPLES = ROOT / "docs" / "examples"
+UNITS = sorted((EXAMPLES / "systemd").glob("*.service"))
+COMMAND = typer.main.get_command(app)
+
+
+def understood(words: Iterable[str]) -> None:
+    """Raise unless these are a command of `secure-fl`, with options it has. Arguments are not looked at."""
+    command: Any = COMMAND
+    for word in words:
+        if word.startswith("-"):
+            known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+            assert word in known, f"{command.name} {word}"
+        elif hasattr(command, "commands"):
+            assert word in command.commands, f"{command.name} {word}"
+            command = command.commands[word]
+
+
+def test_every_command_the_page_names_exists() -> None:
+    lines = re.findall(r"^\s*(secure-fl .+?)(?: #.*)?$", PAGE, re.MULTILINE)
+    named = [*re.findall(r"`(secure-fl [^`]+)`", PAGE), *lines]
+    assert len(named) > 50
+    for text in named:
+        understood(shlex.split(text.partition(">")[0])[1:])
+    for wrong in (["study", "submitt"], ["study", "submit", "--quick"]):
+        with pytest.raises(AssertionError):
+            understood(wrong)
+
+
+def defaults(model: type[BaseModel], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a file with its default; None where it has to be set."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from defaults(kind, prefix=f"{prefix}{name}.")
+            # A file may have other defaults for a section than the section itself.
+            if isinstance(field.default, BaseModel):
+                yield from flat(field.default.model_dump(exclude_unset=True), prefix=f"{prefix}{name}.")
+        else:
+            yield prefix + name, None if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def flat(table: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A table's values under dotted keys."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, prefix=f"{prefix}{key}.")
+        else:
+            yield prefix + key, tuple(value) if isinstance(value, list) else value
+
+
+FILES: dict[str, type[BaseModel]] = {
+    "coordinator.toml": CoordinatorFile,
+    "node.toml": NodeFile,
+    "operator.toml": OperatorFile,
+}
+# Said in the text around the file: top-level lists, and what only simulations have.
+# Named in the text below each file instead: they have no default that TOML could write.
+ELSEWHERE = {
+    "policy.epsilon",
+    "policy.delta",
+    "policy.upload_parameters",
+    "studies",
+    "datasets",
+    "simulation",
+    "datasets.breast-cancer.share",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_key_is_on_the_page_with_its_default(name: str) -> None:
+    (fence,) = [fence for fence in fences(PAGE) if fence.file == name]
+    lines = fence.text.splitlines()
+    shown = dict(flat(tomllib.loads("\n".join(lines))))
+    expected = dict(defaults(FILES[name]))
+    if name == "node.toml":
+        expected |= {f"datasets.breast-cancer.{key}": value for key, value in defaults(DatasetSection)}
+    assert shown.keys() == expected.keys() - ELSEWHERE
+    changed = {key.rpartition(".")[2] for key, value in shown.items() if value != expected[key]}
+    assert changed == {line.split(" =")[0] for line in lines if "# set" in line}
+
+
+def product_text() -> str:
+    """The product's source, in which an f-string's text and what varies in it alternate."""
+    paths = [path for package in ("secure_fl", "node", "coordinator") for path in (ROOT / package).rglob("*.py")]
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+def test_every_message_in_the_table_of_symptoms_is_one_that_the_product_writes() -> None:
+    source = product_text()
+    table = PAGE.partition("## When something is wrong")[2].partition("## Exit codes")[0]
+    messages = [
+        text for cell in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for text in re.findall("`(.+?)`", cell)
+    ]
+    assert len(messages) > 25
+    for message in messages:
+        # What varies is left out on the page; where two messages are joined there is a colon or a semicolon.
+        for part in re.split("…|[:;] ", message):
+            assert part.strip() in source, f"{message}: {part}"
+
+
+def test_the_exit_codes_are_those_of_the_errors() -> None:
+    from secure_fl.errors import SecureFLError
+
+    table = PAGE.partition("## Exit codes")[2].partition("##")[0]
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    pending, codes = [SecureFLError], set()
+    while pending:
+        cls = pending.pop()
+        pending.extend(cls.__subclasses__())
+        if cls is not SecureFLError and cls.__module__.startswith("secure_fl"):
+            codes.add(cls.exit_code)
+    assert listed == codes | {0, 70, 130}
+
+
+def test_every_link_leads_somewhere() -> None:
+    headings = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    links = re.findall(r"\]\(([^)]+)\)", PAGE)
+    assert len(links) > 20
+    for link in links:
+        assert link[1:] in anchors if link.startswith("#") else (ROOT / "docs" / link).exists(), link
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_a_unit_starts_what_there_is_with_no_more_rights_than_it_needs(unit: Path, tmp_path: Path) -> None:
+    text = unit.read_text()
+    script, *words = shlex.split(re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)[0])
+    assert words[-1].endswith(".toml")
+    understood(words[:-1])
+    for line in ("User=secure-fl", "ProtectSystem=strict", "NoNewPrivileges=true", "PrivateTmp=true"):
+        assert line in text.splitlines()
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze here")
+    # The program has to exist for the check; here it is the one of this environment.
+    here = tmp_path / unit.name
+    here.write_text(text.replace(script, str(Path(sys.executable).parent / "secure-fl")))
+    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines() if unit.name in line or str(here) in line]
+    assert (done.returncode, said) == (0, [])
+
+
+def test_the_container_runs_a_command_that_exists_and_not_as_root() -> None:
+    lines = (EXAMPLES / "Containerfile").read_text().splitlines()
+    said = dict(line.split(" ", 1) for line in lines if line[:1].isupper())
+    assert int(said["USER"]) > 0
+    assert json.loads(said["ENTRYPOINT"])[-1].endswith("/secure-fl")
+    understood(json.loads(said["CMD"])[:-1])

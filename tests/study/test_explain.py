@@ -1,0 +1,89 @@
+"""`study show`: a site operator is told what leaves and who learns it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from secure_fl.study.explain import explain
+from tests.protect.rosters import study
+
+
+def text(**sections: dict[str, Any]) -> str:
+    """All sentences of the study's explanation."""
+    return "\n".join(sentence for part in explain(study(4, **sections)) for sentence in (part.heading, *part.sentences))
+
+
+def test_none_is_called_unsafe() -> None:
+    assert "UNSAFE: the coordinator sees every site's update in the clear." in text(protection={"kind": "none"})
+
+
+def test_masked_is_the_default_and_says_who_learns_what() -> None:
+    explained = text()
+    assert "UNSAFE" not in explained
+    assert "It learns the sum and how many sites are in it, not an update, even if it cheats." in explained
+    assert "A round survives the loss of 1 of 4 sites." in explained
+
+
+@pytest.mark.parametrize(("protection", "minimum"), [({}, 3), ({"colluders": 4}, 6), ({"min_cohort": 9}, 9)])
+def test_the_minimum_cohort_is_named(protection: dict[str, Any], minimum: int) -> None:
+    assert f"Nothing is opened with fewer than {minimum} contributors" in text(protection=protection)
+
+
+@pytest.mark.parametrize(
+    ("share", "sentence"),
+    [
+        ("none", "No measurement (accuracy, loss) leaves the site."),
+        ("aggregate", "leave only inside the same sum as the model, which this protection does not hide."),
+        ("per-node", "number of samples go to the coordinator in the clear."),
+    ],
+)
+def test_metrics_are_explained_per_mode(share: str, sentence: str) -> None:
+    explained = text(metrics={"share": share}, protection={"kind": "none"})
+    assert sentence in explained
+    others = ("No measurement", "leave only inside", "number of samples go")
+    assert sum(other in explained for other in others) == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sentence"),
+    [
+        ("fedavg", "in the blocks features, hidden, head."),
+        ("fedprox", "in the blocks features, hidden, head."),
+        ("fedper", "in the blocks features, hidden."),
+        ("ditto", "in the blocks features, hidden, head."),
+        ("fedala", "in the blocks features, hidden, head."),
+        ("fedrep", "in the blocks features, hidden."),
+        ("pfedme", "in the blocks features, hidden, head."),
+        ("pflda", "in the blocks head."),
+        ("pflsensing", "in the blocks features, hidden, head."),
+        ("tp", "in the blocks features, hidden, head."),
+        ("local", "Per round: 0 of "),
+    ],
+)
+def test_the_blocks_that_leave_are_named(strategy: str, sentence: str) -> None:
+    assert sentence in text(strategy={"name": strategy})
+
+
+def test_the_agreement_and_its_limits_are_named() -> None:
+    parsed = study(protection={"clip": 0.25, "bits": 12})
+    explained = text(protection={"clip": 0.25, "bits": 12})
+    assert parsed.id in explained
+    assert "clipped to ±0.25" in explained
+    assert "rounded to 12 bits" in explained
+    assert "ε per round is not bounded" in explained
+
+
+def test_weights_are_explained() -> None:
+    assert "Every site counts the same" in text()
+    assert "protection.reference_samples has no effect" in text(protection={"reference_samples": 500})
+    assert "min(1, samples/500)" in text(protection={"reference_samples": 500, "min_cohort": 4})
+
+
+def test_a_combination_is_explained_as_one() -> None:
+    explained = text(strategy={"name": "fedamp"}, protection={"kind": "sealed"})
+    assert "Each site opens its own combination, and nobody else's." in explained
+    assert "Each site decides how much every other counts for it." in explained
+    assert "Measurements (accuracy, loss) leave once, when the study ends" in explained
+    assert "rounded to 20 bits" in explained

@@ -1,0 +1,130 @@
+"""`study check`: what can be known without a site is refused before a site is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import pytest
+
+from secure_fl import protect, strategies
+from secure_fl.aggregation import Combine, RequestKind
+from secure_fl.blocks import Layout
+from secure_fl.errors import OverflowInvariantError, SettingsError, UnknownNameError
+from secure_fl.protect.none import UnsafeNone
+from secure_fl.strategies.base import Request
+from secure_fl.strategies.fedavg import FedAvg
+from tests.protect.rosters import study
+
+
+class CombineOnly(UnsafeNone):
+    """A protection that serves no sums."""
+
+    name: ClassVar[str] = "combine-only"
+    order: ClassVar[Mapping[RequestKind, tuple[str, ...]]] = {RequestKind.COMBINE: ("upload", "row", "open")}
+
+
+class Attention(FedAvg):
+    """A strategy that asks for a combination."""
+
+    name = "attention"
+    asks = RequestKind.COMBINE
+
+    def request(self, layout: Layout, head: tuple[str, ...]) -> Request:
+        return Combine(blocks=layout.names)
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test registers is gone afterwards."""
+    monkeypatch.setattr(protect, "_BUILT_IN", dict(protect._BUILT_IN))
+    monkeypatch.setattr(strategies, "_BUILT_IN", dict(strategies._BUILT_IN))
+
+
+COMBINING = ("fedamp", "fedcca")
+
+
+def test_the_defaults_pass() -> None:
+    study().check()
+
+
+@pytest.mark.parametrize("name", strategies.known())
+def test_every_built_in_strategy_passes(name: str) -> None:
+    kind = "none" if name in COMBINING else "masked"
+    task = {"name": "bearings", "network": "cells"} if name == "fedasa" else {"name": "digits"}
+    study(task=task, strategy={"name": name}, protection={"kind": kind}).check()
+
+
+@pytest.mark.parametrize("name", COMBINING)
+def test_a_strategy_that_combines_is_refused_under_masks_with_the_reason(name: str) -> None:
+    with pytest.raises(SettingsError, match="needs 'combine', which protection 'masked' does not serve") as caught:
+        study(strategy={"name": name}, protection={"kind": "masked"}).check()
+    assert "none" in caught.value.hint
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"^unknown strategy 'fedvag'; did you mean 'fedavg'\?$"):
+        study(strategy={"name": "fedvag"}).check()
+    with pytest.raises(UnknownNameError, match=r"^unknown task 'digit'; did you mean 'digits'\?$"):
+        study(task={"name": "digit"}).check()
+    with pytest.raises(UnknownNameError, match=r"^unknown protection 'non'; did you mean 'none'\?$") as caught:
+        study(protection={"kind": "non"}).check()
+    assert caught.value.kind == "protection"
+
+
+def test_a_protection_that_does_not_serve_sums_is_refused_for_a_sum() -> None:
+    protect.register("combine-only", f"{__name__}:CombineOnly")
+    expected = "^strategy 'fedavg' needs 'sum', which protection 'combine-only' does not serve$"
+    with pytest.raises(SettingsError, match=expected) as caught:
+        study(protection={"kind": "combine-only"}).check()
+    assert caught.value.hint == "protections that do: none, masked, sealed"
+
+
+def test_a_protection_that_serves_only_sums_is_refused_for_a_combination() -> None:
+    protect.register("double", "tests.protect.double:OneTimePad")
+    strategies.register("attention", f"{__name__}:Attention")
+    expected = "^strategy 'attention' needs 'combine', which protection 'double' does not serve$"
+    with pytest.raises(SettingsError, match=expected):
+        study(strategy={"name": "attention"}, protection={"kind": "double"}).check()
+    study(strategy={"name": "attention"}, protection={"kind": "none"}).check()
+    study(protection={"kind": "double"}).check()
+
+
+@pytest.mark.parametrize("sites", [1, 2])
+def test_too_few_sites_are_refused(sites: int) -> None:
+    expected = f"^{sites} sites, but nothing is opened with fewer than 3 contributors$"
+    with pytest.raises(SettingsError, match=expected):
+        study(sites).check()
+
+
+def test_the_minimum_is_enough_and_one_less_is_not() -> None:
+    study(5, protection={"colluders": 3}).check()
+    with pytest.raises(SettingsError, match="fewer than 5"):
+        study(4, protection={"colluders": 3}).check()
+    study(0, protection={"colluders": 3}).check(nodes=5)
+    with pytest.raises(SettingsError, match="fewer than 5"):
+        study(5, protection={"colluders": 3}).check(nodes=4)
+
+
+def test_a_study_without_sites_yet_can_be_checked() -> None:
+    study(0).check()
+
+
+def test_bits_that_could_overflow_the_ring_are_refused() -> None:
+    study(0, protection={"bits": 24}).check(nodes=256)  # 256·(2²³ − 1) < 2³¹
+    with pytest.raises(OverflowInvariantError, match="257 values of 24 bits do not fit a 32-bit ring"):
+        study(0, protection={"bits": 24}).check(nodes=257)
+
+
+@pytest.mark.parametrize("mode", ["dp-sgd", "distributed"])
+def test_a_privacy_mode_of_the_future_is_refused(mode: str) -> None:
+    with pytest.raises(SettingsError, match=f"privacy.mode '{mode}' is not available"):
+        study(privacy={"mode": mode}).check()
+
+
+@pytest.mark.parametrize("kind", ["masked", "sealed"])
+def test_more_sites_than_can_share_keys_are_refused_where_they_must(kind: str) -> None:
+    study(0, protection={"kind": "none"}).check(nodes=500)
+    study(0, protection={"kind": kind}).check(nodes=256)
+    with pytest.raises(OverflowInvariantError, match="500 nodes, and at most 256 share keys"):
+        study(0, protection={"kind": kind}).check(nodes=500)
