@@ -100,6 +100,11 @@ class Participation:
         self._refusal = ""
         self._finished = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be answered; its files may still be about to be erased."""
+        return self._finished
+
     @staticmethod
     def begins(resolved: ResolvedStudy, announcement: pb.PhaseAnnouncement) -> bool:
         """Whether this announces the first phase of an attempt."""

@@ -210,7 +210,7 @@ class Node:
         if current is not None and current.key == key:
             current.announce(announcement)
             return
-        if current is not None and joined.is_running:
+        if current is not None and not current.is_over:
             if not Participation.begins(joined.resolved, announcement):
                 # A node meets every attempt in its first phase: a coordinator cannot restart its rounds at will.
                 log.warning("phase %r of an attempt that this node is not in", announcement.phase)

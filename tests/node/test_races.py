@@ -268,3 +268,22 @@ def test_an_older_attempt_does_not_cancel_the_one_under_way(tmp_path: Path, monk
         assert [(header.round, header.attempt) for header in evil.uploads] == [(2, 1)]
 
     play(tmp_path, scenario)
+
+
+def test_an_attempt_that_was_refused_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has said that it sits out, and a slow disk still erases its files: the next announcement is not "over"."""
+    erase = StudyStore.clear_scratch
+
+    def slowly(store: StudyStore, number: int, attempt: int) -> None:
+        time.sleep(0.3)
+        erase(store, number, attempt)
+
+    monkeypatch.setattr(StudyStore, "clear_scratch", slowly)
+
+    async def scenario(_fed: Federation, evil: EvilCoordinator, _node: Node) -> None:
+        evil.announce(number=9, attempt=1)
+        assert await evil.answer() == "Refused"
+        evil.announce(number=1, attempt=1)
+        assert await until(lambda: evil.uploads)
+
+    play(tmp_path, scenario)
