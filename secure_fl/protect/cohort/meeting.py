@@ -35,6 +35,11 @@ class Gathering(Generic[E]):
         self._peers[peer.name] = peer
         self._keys.update(self._kind.keys(peer.said))
 
+    @property
+    def missing(self) -> int:
+        """How many of those without whom nothing can be opened have not advertised."""
+        return len(self._context.invited) - len(self._peers) if self._context.whole else 0
+
     def close(self) -> tuple[SignedCohort[E], Roster]:
         """Whoever advertised, and what everybody is told. Raises `CohortTooSmallError`."""
         require_cohort(self._peers, self._context.min_cohort)

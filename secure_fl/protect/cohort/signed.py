@@ -20,7 +20,7 @@ from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript, verify
 from secure_fl.limits import KEYED_NODES
-from secure_fl.protect.cohort.minima import require_cohort
+from secure_fl.protect.cohort.minima import require_cohort, require_whole
 from secure_fl.protect.contract import RoundContext
 from secure_fl.protect.primitives.agreement import usable
 from secure_fl.protect.release.guard import releasable
@@ -131,6 +131,9 @@ def read_manifest(context: RoundContext, manifest: Manifest, kind: ManifestKind[
     bits = int.from_bytes(manifest.blocks, "little")
     if len(manifest.blocks) != _bitmap_bytes(context) or bits >> len(context.layout.names):
         raise ProtectionError(f"{name} declares blocks that the round does not have")
+    if not context.partial and bits != (1 << len(context.layout.names)) - 1:
+        # A block is opened for those who hold it: one site that leaves it out would freeze it for everybody.
+        raise ProtectionError(f"{name} leaves out blocks that every site of this study shares")
     return Peer(
         name=name,
         certificate=certificate,
@@ -151,6 +154,7 @@ class SignedCohort(Generic[E]):
         if len(set(keys)) != len(keys):
             raise ProtectionError("two manifests share a key")
         require_cohort(self.names, context.min_cohort)
+        require_whole(context, self.names)
         self.peers: Mapping[str, Peer[E]] = {peer.name: peer for peer in peers}
         self.minimum = context.min_cohort
         self.threshold = threshold(len(peers), context.colluders)
@@ -182,15 +186,26 @@ class SignedCohort(Generic[E]):
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Blocks with enough holders, by cohort. A block with fewer is in none: it is never even uploaded."""
+        """Blocks with enough holders, by cohort. A block with fewer is in none: it is never even uploaded.
+
+        In a circle everybody is enough, and nobody less.
+        """
         by_holders: dict[tuple[str, ...], list[str]] = {}
+        minimum = len(self.names) if self._context.whole else self.minimum
         for block in self._context.layout.names:
             holders = tuple(name for name in self.names if block in self.peers[name].blocks)
-            if len(holders) >= self.minimum:
+            if len(holders) >= minimum:
                 by_holders.setdefault(holders, []).append(block)
         if len(by_holders) > _MAX_GROUPS:
             raise ProtectionError(f"more than {_MAX_GROUPS} different cohorts in one round")
         return tuple(Group(index, tuple(blocks), holders) for index, (holders, blocks) in enumerate(by_holders.items()))
+
+    @cached_property
+    def common(self) -> tuple[str, ...]:
+        """The blocks that everybody holds, in the layout's order: what a circle shares."""
+        return tuple(
+            block for block in self._context.layout.names if all(block in peer.blocks for peer in self.peers.values())
+        )
 
     @cached_property
     def _groups_of(self) -> Mapping[str, tuple[Group, ...]]:
@@ -219,6 +234,10 @@ class SignedCohort(Generic[E]):
         need = max(self.threshold, self.minimum)
         if len(nodes) < need:
             raise CohortTooSmallError(have=len(nodes), need=need, what=what)
+
+    def require_whole(self, nodes: Iterable[str]) -> None:
+        """Raise `CohortTooSmallError` unless these are everybody, where only a whole circle may be opened."""
+        require_whole(self._context, nodes)
 
     def public_key(self, name: str) -> bytes:
         """The enrolled key that a node signs with."""
