@@ -41,6 +41,7 @@ from secure_fl.identity.member import Member
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, node_half
 from secure_fl.protect.contract import Contribution, Message, NodeHalf, RoundContext
+from secure_fl.protect.release.past import Past
 from secure_fl.protect.release.sketch import sketch
 from secure_fl.randomness import KeyStream, Randomness
 from secure_fl.rounds import RoundKind
@@ -64,6 +65,7 @@ class SiteServices:
     accountant: Accountant
     executor: Executor
     session: Session
+    past: Past  # the sums that the site was part of, over all studies
     randomness: Callable[..., Randomness]  # a fresh source for one attempt
     training_seed: Callable[[ResolvedStudy, int], int]  # of a round
     listener: NodeListener = ignore
@@ -264,7 +266,7 @@ class Participation:
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:
-        """7. Clip, weigh and round the update, and keep that: from here on it is integers, in every attempt the same."""
+        """7. Clip, weigh and round the update, and keep it: from here on it is integers, the same in every attempt."""
         context, protection = self._context(), self._study.protection
         stream = KeyStream(self._services.randomness(*self._names("rounding", round_only=True)).bytes(32))
         weight = WEIGHT_UNITS
@@ -320,7 +322,14 @@ class Participation:
 
     def _half(self, context: RoundContext, contribution: Contribution) -> NodeHalf:
         memory = self._memory()
-        host = CombineHost(me=self._services.me, randomness=self._randomness("protect"), memory=memory, history=memory)
+        host = CombineHost(
+            me=self._services.me,
+            randomness=self._randomness("protect"),
+            memory=memory,
+            history=memory,
+            past=self._services.past,
+            exceptions=frozenset(self._services.file.policy.exceptions),
+        )
         return node_half(self._protection, context, contribution, host)
 
     async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from node.attempt import Participation, SiteServices
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
+from node.past import PastSums
 from node.policy import Policy
 from node.session import Session
 from node.store import NodeStore, StudyStore
@@ -95,6 +96,7 @@ class Node:
             accountant=RecordingAccountant(ledger),
             executor=executor,
             session=self._session,
+            past=PastSums(self._store.folder / "openings.json"),
             randomness=self._randomness,
             training_seed=self._training_seed,
             listener=listener,

@@ -75,6 +75,7 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.integers import BlockSum, Integers
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
+from secure_fl.protect.release.past import NoPast, Past
 from secure_fl.randomness import Randomness
 
 
@@ -176,6 +177,8 @@ class Host:
     me: Member  # its identity, and whom it believes
     randomness: Randomness  # fresh for this attempt, and for nothing else
     memory: Memory
+    past: Past = field(default_factory=NoPast)  # the sums it was part of, over all studies
+    exceptions: frozenset[str] = frozenset()  # guarantees that its site agrees to give up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,15 +18,13 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.errors import SettingsError, UnknownNameError
 from secure_fl.protect.cohort.minima import smallest_cohort
 from secure_fl.protect.contract import Protection
+from secure_fl.protect.release.past import CHANGING_COHORTS
 from secure_fl.settings import Settings, nearest, read_toml, require_known
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle, checked, divide, smallest_circle
 from secure_fl.tasks.partition import PartitionSettings
 
 STUDY_VERSION = 3  # 2 opened sums of whoever was there; 1 had settings of single protections beside those all have
-
-# Sums of changing sites: whoever joins or leaves between two of them shows in their difference.
-CHANGING_COHORTS = "changing-cohorts"
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")

@@ -32,6 +32,7 @@ class CircleNode:
 
     def __init__(self, context: RoundContext, contribution: Contribution, host: Host) -> None:
         self._context = context
+        self._host = host
         self._me = host.me
         self._blocks = dict(contribution.blocks)
         self._weight = contribution.weight
@@ -60,11 +61,13 @@ class CircleNode:
             protocol=MANIFESTS.protocol,
             blocks=self._blocks,
             extension=MANIFESTS.write(self._mask_key),
+            exceptions=self._host.exceptions,
+            opened=self._host.past.known().rows,
         )
         return say(self._manifest)
 
     def _commit(self, message: Message) -> Message:
-        self._cohort = meet(self._context, message.body, MANIFESTS, me=self._me, mine=self._manifest)
+        self._cohort = meet(self._context, message.body, MANIFESTS, host=self._host, mine=self._manifest)
         words = CircleWords.of(self._context, self._cohort).pack(self._blocks, self._weight)
         plus, minus = mask_keys(self._mask_key, self._cohort, self._me.name)
         add_masks(words, plus=plus, minus=minus)

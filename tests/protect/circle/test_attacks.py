@@ -205,7 +205,7 @@ def test_a_node_believes_nobody_whom_the_consortium_revoked(monkeypatch: pytest.
     table = Table()
     node = table.nodes["n0"]
     assert isinstance(node, CircleNode)
-    node._me = replace(member("n0"), vouch=vouch)
+    node._host = replace(node._host, me=replace(member("n0"), vouch=vouch))
     table.until("commit")
     table.refuses("n0", table.machine.asked["n0"], CertificateError)
 
