@@ -105,9 +105,12 @@ class FixedPoint:
     def require_range(self, block: BlockSum) -> None:
         """Raise `OverflowInvariantError` unless contributors with that weight can have made the sum: |mean| ≤ clip.
 
-        Each may have rounded up by less than one step.
+        A contributor that weighs less than a whole unit may have rounded up by less than one step.
         """
-        bound = self.limit * block.weight / WEIGHT_UNITS + block.contributors
+        units = block.weight / WEIGHT_UNITS
+        bound = self.limit * units
+        if units < block.contributors:
+            bound = min(bound + block.contributors, self.limit * block.contributors)
         # Not np.abs: the most negative integer is its own absolute value, and would pass.
         low, high = int(block.total.min(initial=0)), int(block.total.max(initial=0))
         if block.weight <= 0 or low < -bound or high > bound:

@@ -225,6 +225,15 @@ def test_a_total_that_its_contributors_cannot_have_made_is_refused(sign: int, bi
             codec.decode(BlockSum(total=np.array([0, total]), weight=5 * 64, contributors=5))
 
 
+def test_light_contributors_cannot_have_made_as_much_as_heavy_ones() -> None:
+    """Or one of them, with a small weight word, would move a mean beyond the clip."""
+    codec = FixedPoint(bits=16, clip=1.0)
+    most = 5 * codec.limit // 2 + 5
+    assert abs(codec.decode(BlockSum(total=np.array([most]), weight=160, contributors=5))[0]) <= 1.001
+    with pytest.raises(OverflowInvariantError):
+        codec.decode(BlockSum(total=np.array([most + 1]), weight=160, contributors=5))
+
+
 @pytest.mark.parametrize("weight", [0, -64])
 def test_a_sum_without_weight_is_refused(weight: int) -> None:
     with pytest.raises(OverflowInvariantError):

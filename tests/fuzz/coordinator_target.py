@@ -119,7 +119,7 @@ class World:
         table = {
             "study": {"rounds": rounds},
             "task": {"name": "tests.support.task:Line"},
-            "protection": {"kind": "none"},
+            "protection": {"kind": "none", "recovery": True},
             "rounds": {"deadline": 900, "gather": 0},
             "simulation": {"nodes": len(HONEST + UPLOADING + TALKING)},
         }

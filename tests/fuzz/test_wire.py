@@ -177,7 +177,7 @@ def test_the_server_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             "study": {"rounds": 1},
             "task": {"name": "tests.support.task:Line"},
             "simulation": {"nodes": 3},
-            "protection": {"kind": "none"},
+            "protection": {"kind": "none", "recovery": True},
         }
         workspace = prepare(tmp_path / "run", Study.parse(table), policy={})
         file = CoordinatorFile.read(workspace.coordinator_file)

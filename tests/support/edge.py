@@ -59,7 +59,7 @@ def at_the_edge(folder: Path, scenario: Scenario, **limits: Any) -> None:
             "study": {"rounds": 1},
             "simulation": {"nodes": 3},
             "rounds": {"gather": 60},
-            "protection": {"kind": "none"},
+            "protection": {"kind": "none", "recovery": True},
         }
         workspace = prepare(folder / "run", Study.parse(table), policy={})
         table = read_toml(workspace.coordinator_file)

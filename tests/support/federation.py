@@ -160,7 +160,8 @@ class Federation:
 
     def __init__(self, folder: Path, settings: dict[str, Any], *, nodes: int = 4) -> None:
         settings = {"study": {"rounds": 2}, "simulation": {"nodes": nodes}, **settings}
-        settings.setdefault("protection", {"kind": "none"})
+        # Whoever is there takes part, unless a test is about circles: then it says so.
+        settings["protection"] = {"kind": "none", "recovery": True, **settings.get("protection", {})}
         settings.setdefault("rounds", {"deadline": 20, "phase_deadline": 20, "gather": 3})
         self.workspace: Workspace = prepare(folder, Study.parse(settings), policy={})
         self.workspace.point_nodes_at(0)
