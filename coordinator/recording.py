@@ -10,10 +10,10 @@ import numpy as np
 
 from coordinator.store import Attempt, StoredAnswer
 from secure_fl.encoding.metrics import SiteMetrics
-from secure_fl.errors import LateMessageError, NotConnectedError
+from secure_fl.errors import LateMessageError, NotConnectedError, WrongSharesError
 from secure_fl.protect.combining import CombinationsSent
 from secure_fl.protect.contract import Opened
-from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.record import LeftOut, NodeRound, RoundRecord, StudyRecord
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
 
@@ -42,10 +42,12 @@ class RoundFacts:
     seconds: float
 
 
-def record_round(facts: RoundFacts, *, roster: Iterable[str], per_node: bool) -> RoundRecord:
-    """The round's record."""
+def record_round(
+    facts: RoundFacts, *, roster: Iterable[str], per_node: bool, left_out: frozenset[str] = frozenset()
+) -> RoundRecord:
+    """The round's record; `left_out` are those who were not invited although they may be there."""
     reports = {a.node: a.header.metrics for a in facts.answers if per_node and a.header.HasField("metrics")}
-    nodes = tuple(_node(name, facts, reports.get(name)) for name in roster)
+    nodes = tuple(_node(name, facts, reports.get(name), left_out=name in left_out) for name in roster)
     record = RoundRecord(
         number=facts.attempt.number,
         kind=facts.attempt.kind,
@@ -78,6 +80,7 @@ def study_record(
     parameters: int,
     shared_parameters: int,
     rounds: tuple[RoundRecord, ...],
+    left_out: tuple[LeftOut, ...] = (),
 ) -> StudyRecord:
     """A study so far."""
     study = resolved.study
@@ -95,17 +98,18 @@ def study_record(
         shared_parameters=shared_parameters,
         combinations_opened=sum(record.combinations for record in rounds),
         rounds=rounds,
+        left_out=left_out,
         settings=resolved.canonical.decode(),
     )
 
 
-def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None) -> NodeRound:
+def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None, *, left_out: bool) -> NodeRound:
     outcome: Literal["took part", "dropped", "sat out", "absent"]
     reason = facts.left.get(name, "")
     if name in facts.opened.cohort:
         outcome, reason = "took part", ""
     elif name not in facts.attempt.invited:
-        outcome = "absent"
+        outcome, reason = "absent", WrongSharesError.code if left_out else reason
     else:
         outcome = "dropped" if reason in _VANISHED else "sat out"
     traffic = facts.traffic.get(name, Traffic())

@@ -18,6 +18,7 @@ from pathlib import Path
 from coordinator.attempt import AttemptRunner, Sessions, StudyServices, upload_folder
 from coordinator.bulk_files import BulkFiles
 from coordinator.gathering import Gathering
+from coordinator.left_out import LeftOutSites
 from coordinator.recording import record_round, study_record
 from coordinator.shared_model import Decoded, SharedModel
 from coordinator.store import Attempt, Store, StoredModel
@@ -32,6 +33,7 @@ from secure_fl.errors import (
     SecureFLError,
     StudyAbortedError,
     StudyStoppedError,
+    WrongSharesError,
 )
 from secure_fl.events import (
     Listener,
@@ -93,7 +95,8 @@ class StudyRunner:
         self._attempts: dict[tuple[int, int], AttemptRunner] = {}  # those that are open, by round and attempt
         self._settled = asyncio.Event()  # What the store remembers of attempts under way has been replayed.
         self._welcoming: set[asyncio.Task[None]] = set()
-        self._gathering = Gathering(self.resolved, sessions, listener)
+        self._left_out = LeftOutSites(self.id, folder, listener)
+        self._gathering = Gathering(self.resolved, sessions, listener, self._left_out)
         self._records: list[RoundRecord] = []
 
     # --- the study --------------------------------------------------------------------------------------------
@@ -120,6 +123,7 @@ class StudyRunner:
         self._store.add_study(self.id, self.resolved.canonical, now=self._now())
         self._model = SharedModel(self.resolved, self._store, self._files)
         self._records = list(self._store.records(self.id))
+        self._left_out.load()
         # Killed between a commit and its tidying up, a coordinator left uploads that nobody will ask for.
         under_way = self._store.open_attempt(self.id)
         self._files.clear_uploads_but({upload_folder(under_way)} if under_way else set())
@@ -193,6 +197,7 @@ class StudyRunner:
             parameters=self._model.parameters,
             shared_parameters=self._model.layout.model.size,
             rounds=tuple(self._records),
+            left_out=self._left_out.sites,
         )
 
     def recall(self, outcome: str, reason: str) -> None:
@@ -298,11 +303,13 @@ class StudyRunner:
         """13.–14. Decode the sums, let the strategy step, and make the result the current model."""
         plan = attempt.plan
         await attempt.close(LateMessageError(f"round {plan.number} attempt {plan.attempt} is over"))
+        await self._left_out.add(plan, opened.blamed)
         decoded, stepped = await in_thread(self._step, plan, opened)
         record = record_round(
             attempt.facts(opened, metrics=decoded.metrics, blocks_kept=decoded.blocks_kept),
             roster=self.study.study.roster,
             per_node=self.study.metrics.share == "per-node",
+            left_out=self._left_out.names,
         )
         # A stop cancels this task but not the transaction; it waits for it, so that both tell the same story.
         await self._unbroken.run(in_thread(self._store.commit_round, plan, record, stepped))
@@ -329,6 +336,8 @@ class StudyRunner:
         attempt = self._attempts.get((plan.number, plan.attempt))
         if attempt is not None:
             await attempt.close(LateMessageError(f"round {plan.number} attempt {plan.attempt} is over"))
+        if isinstance(error, WrongSharesError):  # Before the attempt is over: the next one goes on without them.
+            await self._left_out.add(plan, error.blamed)
         await in_thread(self._store.abort_attempt, plan, error.code)
         self._close(plan, committed=False, reason=error.code)
         await in_thread(attempt.erase if attempt is not None else partial(self._files.clear_uploads_but, set()))

@@ -8,6 +8,7 @@ nothing of the message, so an error text never crosses from one party to the oth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -276,6 +277,17 @@ class ReleaseRefusedError(ProtectionError):
         self.node = node
         self.rule = rule
         self.coalition = coalition
+
+
+class WrongSharesError(ProtectionError):
+    """Sites gave or dealt wrong shares, and too few right ones are left to open the sums."""
+
+    code = "WrongShares"
+    advice = "whoever is named is left out of the next attempt; where nobody is, ask for a study with more sites"
+
+    def __init__(self, message: str, *, blamed: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.blamed = dict(blamed)  # site → what it did; empty where nobody can be named
 
 
 class RestartedError(RoundError):
