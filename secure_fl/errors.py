@@ -216,6 +216,17 @@ class CohortTooSmallError(RoundError):
         self.need = need
 
 
+class TooFewCirclesError(CohortTooSmallError):
+    """Fewer circles were opened than it takes to outvote those of colluding sites: the round makes no step."""
+
+    code = "TooFewCircles"
+    advice = "wait for whole circles to be there, or agree on a study with more circles or without protection.robust"
+
+    def __init__(self, *, have: int, need: int) -> None:
+        super().__init__(have=have, need=need, what="robust mean")
+        RoundError.__init__(self, f"robust mean: {have} circles were opened, at least {need} are needed")
+
+
 class StudyAbortedError(RoundError):
     """The study ended before its last round."""
 

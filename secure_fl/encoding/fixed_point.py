@@ -102,13 +102,21 @@ class FixedPoint:
             np.right_shift(whole, places, out=encoded[start : start + _CHUNK], casting="same_kind")
         return encoded, clipped
 
-    def decode(self, block: BlockSum) -> Vector:
-        """The weighted mean behind an opened block."""
-        bound = self.limit * max(block.contributors, block.weight / WEIGHT_UNITS)
+    def require_range(self, block: BlockSum) -> None:
+        """Raise `OverflowInvariantError` unless contributors with that weight can have made the sum: |mean| ≤ clip.
+
+        Whoever weighs less than a whole may have rounded up, by less than one step; a whole ends at the limit itself.
+        """
+        lighter = min(block.contributors, max(0, WEIGHT_UNITS * block.contributors - block.weight))  # at most so many
+        bound = self.limit * block.weight / WEIGHT_UNITS + lighter
         # Not np.abs: the most negative integer is its own absolute value, and would pass.
         low, high = int(block.total.min(initial=0)), int(block.total.max(initial=0))
         if block.weight <= 0 or low < -bound or high > bound:
             raise OverflowInvariantError("an opened sum is larger than its contributors can have made it")
+
+    def decode(self, block: BlockSum) -> Vector:
+        """The weighted mean behind an opened block."""
+        self.require_range(block)
         mean = np.empty(block.total.size, DTYPE)
         divisor = self.scale * (block.weight / WEIGHT_UNITS)
         for start in range(0, mean.size, _CHUNK):  # In double precision, a piece at a time.

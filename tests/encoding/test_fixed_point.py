@@ -225,6 +225,20 @@ def test_a_total_that_its_contributors_cannot_have_made_is_refused(sign: int, bi
             codec.decode(BlockSum(total=np.array([0, total]), weight=5 * 64, contributors=5))
 
 
+@law
+@given(bits_of, st.lists(weights, min_size=1, max_size=12), st.sampled_from([1, -1]))
+def test_a_mean_is_within_the_clip_whatever_the_weights_say(bits: int, cohort: list[int], sign: int) -> None:
+    codec = FixedPoint(bits=bits, clip=1.0)
+    extreme = [codec.encode(vector(sign * 1.0), weight=weight, stream=Constant(0xFF))[0] for weight in cohort]
+    total, weight, count = sum(int(one[0]) for one in extreme), sum(cohort), len(cohort)
+    codec.require_range(BlockSum(total=np.array([total]), weight=weight, contributors=count))
+    # One step for each that may have rounded, and no more: a small weight does not make room for a large mean.
+    steps = min(count, WEIGHT_UNITS * count - weight)
+    beyond = np.array([sign * (codec.limit * weight // WEIGHT_UNITS + steps + 1)])
+    with pytest.raises(OverflowInvariantError):
+        codec.require_range(BlockSum(total=beyond, weight=weight, contributors=count))
+
+
 @pytest.mark.parametrize("weight", [0, -64])
 def test_a_sum_without_weight_is_refused(weight: int) -> None:
     with pytest.raises(OverflowInvariantError):
