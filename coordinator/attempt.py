@@ -1,7 +1,7 @@
 """One attempt at one round, from its first announcement until it is opened (docs/DATA_PATH.md, 11 and 12).
 
 An `AttemptRunner` owns everything that dies with the attempt: its state machine, its answers, half-received uploads,
-traffic, who has been away since when. A study runner makes one, waits for what it opens, and drops it; several may be
+traffic, who has been away since when. A round makes one, waits for what it opens, and drops it; several may be
 open at once. After a crash a new one is made from the store by replaying the accepted messages.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,10 +17,9 @@ from coordinator.bulk_files import EMPTY, BulkFile, BulkFiles
 from coordinator.machine import RoundMachine
 from coordinator.pulse import Pulse
 from coordinator.reception import Reception
-from coordinator.recording import RoundFacts, Traffic
 from coordinator.store import Attempt, Store, StoredAnswer
+from coordinator.traffic import Traffic
 from coordinator.unbroken import Unbroken
-from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.errors import (
     ConflictingUploadError,
     LateMessageError,
@@ -157,18 +156,25 @@ class AttemptRunner:
             self._opened = await in_thread(machine.close)
         self._position += 1
 
-    def facts(self, opened: Opened, *, metrics: SiteMetrics, blocks_kept: tuple[str, ...]) -> RoundFacts:
-        """What is known of it, for the study's record."""
-        return RoundFacts(
-            attempt=self.plan,
-            opened=opened,
-            left=self._left,
-            answers=self._answers.values(),
-            traffic=self._traffic,
-            metrics=metrics,
-            blocks_kept=blocks_kept,
-            seconds=asyncio.get_running_loop().time() - self._began,  # over all lives of the coordinator
-        )
+    @property
+    def began(self) -> float:
+        """When, by the loop's clock; over all lives of the coordinator."""
+        return self._began
+
+    @property
+    def left(self) -> Mapping[str, str]:
+        """Who is gone, and why: node → error code."""
+        return self._left
+
+    @property
+    def answers(self) -> Iterable[StoredAnswer]:
+        """Everything that was accepted."""
+        return self._answers.values()
+
+    @property
+    def traffic(self) -> Mapping[str, Traffic]:
+        """Bytes, by node."""
+        return self._traffic
 
     @property
     def vanished(self) -> set[str]:
@@ -231,6 +237,10 @@ class AttemptRunner:
             return deadline_seconds(rounds.deadline, self._model.object.size)
         return deadline_seconds(rounds.phase_deadline, self._study.protection.largest_upload(self._context))
 
+    def _seconds_told(self) -> float:
+        """How long a node may take. In a circle a late answer still counts: the round ends it, not the phase."""
+        return self._seconds() + (self._study.study.rounds.patience if self._context.whole else 0.0)
+
     # --- what nodes are told ----------------------------------------------------------------------------------------
 
     async def catch_up(self, node: str) -> None:
@@ -255,7 +265,7 @@ class AttemptRunner:
             attempt=self.plan.attempt,
             kind=round_kind_to_wire(self.plan.kind),
             phase=phase,
-            deadline_ms=int(self._seconds() * 1000),
+            deadline_ms=int(min(self._seconds_told() * 1000, 2**32 - 1)),
             model=self._model,
             invited=self.plan.invited,
             payload=pb.Payload(

@@ -7,7 +7,9 @@ import asyncio
 from coordinator.attempt import Sessions
 from coordinator.left_out import LeftOutSites
 from coordinator.pulse import Pulse
+from secure_fl.aggregation import RequestKind
 from secure_fl.events import Listener, Waiting
+from secure_fl.study.circles import Circle
 from secure_fl.study.resolved import ResolvedStudy
 
 
@@ -30,6 +32,37 @@ class Gathering:
         """These left in the middle of a round: the next one does not wait for them."""
         self._missing |= nodes
 
+    @property
+    def given_up(self) -> frozenset[str]:
+        """Who was missing before, and is not waited for again until it is back."""
+        return self._missing
+
+    def missing(self, circle: Circle) -> frozenset[str]:
+        """Members of a circle that are not ready now."""
+        return frozenset(circle) - self._ready()
+
+    def look(self) -> None:
+        """Note who is missing at the end of a round, and who is back."""
+        self._missing = frozenset(self._resolved.study.study.roster) - self._ready()
+
+    def announce(self) -> None:
+        """Say so, if a round of circles begins without somebody."""
+        roster, ready = self._resolved.study.study.roster, self._ready()
+        if len(ready) < len(roster):
+            self._tell(len(ready), minimum=self._resolved.study.min_cohort(RequestKind.SUM))
+
+    async def members(self, circle: Circle) -> None:
+        """Wait until a whole circle is ready, however long that takes."""
+        while self.missing(circle):
+            await self._pulse.next(1.0)
+
+    def _ready(self) -> frozenset[str]:
+        return self._sessions.ready(self._resolved.id) & self._resolved.study.study.roster.keys()
+
+    def _tell(self, ready: int, *, minimum: int) -> None:
+        roster = len(self._resolved.study.study.roster)
+        self._listener(Waiting(study_id=self._resolved.id, ready=ready, roster=roster, minimum=minimum))
+
     async def invited(self) -> tuple[str, ...]:
         """Wait for the roster, but not again for a site that was missing before, and never below the minimum.
 
@@ -44,14 +77,12 @@ class Gathering:
         patience = loop.time() + study.rounds.gather
         told = False
         while True:
-            ready = self._sessions.ready(self._resolved.id) & roster
+            ready = self._ready() & roster
             if len(ready) >= minimum and (ready >= roster - self._missing or loop.time() >= patience):
                 break
             if not told:
                 told = True
-                self._listener(
-                    Waiting(study_id=self._resolved.id, ready=len(ready), roster=len(roster), minimum=minimum)
-                )
+                self._tell(len(ready), minimum=minimum)
             await self._pulse.next(max(0.05, min(1.0, patience - loop.time())))
         self._missing = roster - ready
         return tuple(sorted(ready))

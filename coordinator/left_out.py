@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from coordinator.store import Attempt
 from secure_fl.errors import StorageError, StudyAbortedError
 from secure_fl.events import Listener, SiteLeftOut
 from secure_fl.files import write_atomically
@@ -38,10 +37,10 @@ class LeftOutSites:
         except (OSError, ValueError, TypeError) as error:
             raise StorageError(f"{self._path}: cannot be read ({type(error).__name__})") from error
 
-    async def add(self, plan: Attempt, blamed: Mapping[str, str]) -> None:
-        """Leave out whoever is blamed in an attempt. Raises `StorageError`."""
+    async def add(self, number: int, blamed: Mapping[str, str]) -> None:
+        """Leave out whoever is blamed in an attempt at a round. Raises `StorageError`."""
         found = tuple(
-            LeftOut(node=node, round=plan.number, what=what)
+            LeftOut(node=node, round=number, what=what)
             for node, what in sorted(blamed.items())
             if node not in self.names
         )

@@ -2,44 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Self
 
 import numpy as np
 
-from coordinator.store import Attempt, StoredAnswer
+from coordinator.rounds import RoundResult
+from coordinator.store import StoredAnswer
+from coordinator.traffic import Traffic
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.errors import LateMessageError, NotConnectedError, WrongSharesError
 from secure_fl.protect.combining import CombinationsSent
 from secure_fl.protect.contract import Opened
-from secure_fl.results.record import LeftOut, NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.record import CircleRound, LeftOut, NodeRound, Outcome, RoundRecord, StudyRecord
+from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
 
 _VANISHED = (LateMessageError.code, NotConnectedError.code, "")
 
 
-@dataclass(slots=True)
-class Traffic:
-    """One node's bytes in one round."""
-
-    up: int = 0
-    down: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundFacts:
     """Everything that is known when a round is opened."""
 
-    attempt: Attempt
+    number: int
+    kind: RoundKind
+    tried: int
+    invited: frozenset[str]
     opened: Opened
     left: Mapping[str, str]  # node → why it did not answer
-    answers: Iterable[StoredAnswer]
+    answers: Sequence[StoredAnswer]
     traffic: Mapping[str, Traffic]
     metrics: SiteMetrics  # the cohort's mean, where it was part of the sum
     blocks_kept: tuple[str, ...]
     seconds: float
+    circles: tuple[CircleRound, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        kind: RoundKind,
+        result: RoundResult,
+        *,
+        metrics: SiteMetrics,
+        blocks_kept: tuple[str, ...],
+    ) -> Self:
+        """Gathered from the round's attempts: those that opened something, and those it did without."""
+        attempts = (*result.attempts, *result.given_up)
+        return cls(
+            number=number,
+            kind=kind,
+            tried=result.tried,
+            invited=frozenset(node for attempt in attempts for node in attempt.plan.invited),
+            opened=result.opened,
+            left=dict(ChainMap(*(dict(attempt.left) for attempt in attempts))),
+            answers=[answer for attempt in result.attempts for answer in attempt.answers],
+            traffic=dict(ChainMap(*(dict(attempt.traffic) for attempt in attempts))),
+            metrics=metrics,
+            blocks_kept=blocks_kept,
+            seconds=asyncio.get_running_loop().time() - min(attempt.began for attempt in result.attempts),
+            circles=result.circles,
+        )
 
 
 def record_round(
@@ -49,13 +77,14 @@ def record_round(
     reports = {a.node: a.header.metrics for a in facts.answers if per_node and a.header.HasField("metrics")}
     nodes = tuple(_node(name, facts, reports.get(name), left_out=name in left_out) for name in roster)
     record = RoundRecord(
-        number=facts.attempt.number,
-        kind=facts.attempt.kind,
-        attempts=facts.attempt.attempt,
+        number=facts.number,
+        kind=facts.kind,
+        attempts=facts.tried,
         seconds=facts.seconds,
         nodes=nodes,
         combinations=len(facts.opened.recipients) if isinstance(facts.opened, CombinationsSent) else 0,
         blocks_kept=facts.blocks_kept,
+        circles=facts.circles,
         mean_accuracy=facts.metrics.accuracy,
         mean_loss=facts.metrics.loss,
         mean_mse=facts.metrics.mse,
@@ -104,12 +133,14 @@ def study_record(
 
 
 def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None, *, left_out: bool) -> NodeRound:
-    outcome: Literal["took part", "dropped", "sat out", "absent"]
+    outcome: Outcome
     reason = facts.left.get(name, "")
     if name in facts.opened.cohort:
         outcome, reason = "took part", ""
-    elif name not in facts.attempt.invited:
+    elif name not in facts.invited:
         outcome, reason = "absent", WrongSharesError.code if left_out else reason
+    elif not reason and facts.circles:
+        outcome = "waited"
     else:
         outcome = "dropped" if reason in _VANISHED else "sat out"
     traffic = facts.traffic.get(name, Traffic())

@@ -98,7 +98,8 @@ models = sa.Table(
 )
 
 COLLECTING = "collecting"
-COMMITTED = "committed"
+COMMITTED = "committed"  # with the round's record
+MERGED = "merged"  # another circle's part of a committed round
 ABORTED = "aborted"
 
 log = logging.getLogger(__name__)
@@ -215,21 +216,22 @@ class Store:
                 )
             )
 
-    def open_attempt(self, study_id: str) -> Attempt | None:
-        """The attempt that was under way, if one was."""
+    def open_attempts(self, study_id: str) -> tuple[Attempt, ...]:
+        """The attempts that were under way, in their order."""
         query = sa.select(rounds).where(rounds.c.study_id == study_id, rounds.c.state == COLLECTING)
         with self._transaction() as tx:
-            row = tx.execute(query.order_by(rounds.c.number.desc(), rounds.c.attempt.desc())).first()
-        if row is None:
-            return None
-        return Attempt(
-            study_id=row.study_id,
-            number=row.number,
-            attempt=row.attempt,
-            kind=RoundKind(row.kind),
-            invited=tuple(row.invited),
-            model_version=row.model_version,
-            started=row.started,
+            rows = tx.execute(query.order_by(rounds.c.number, rounds.c.attempt)).all()
+        return tuple(
+            Attempt(
+                study_id=row.study_id,
+                number=row.number,
+                attempt=row.attempt,
+                kind=RoundKind(row.kind),
+                invited=tuple(row.invited),
+                model_version=row.model_version,
+                started=row.started,
+            )
+            for row in rows
         )
 
     def attempts(self, study_id: str, number: int) -> int:
@@ -295,14 +297,21 @@ class Store:
             tx.execute(rounds.update().where(*_where(rounds, attempt)).values(state=ABORTED, reason=reason))
             tx.execute(answers.delete().where(*_where(answers, attempt)))
 
-    def commit_round(self, attempt: Attempt, record: RoundRecord, model: StoredModel | None) -> None:
-        """The one transaction that makes a round's result the study's current state."""
+    def commit_round(self, attempts: Sequence[Attempt], record: RoundRecord, model: StoredModel | None) -> None:
+        """The one transaction that makes a round's result, opened in these attempts, the study's current state."""
+        first, *others = attempts
         with self._transaction() as tx:
-            tx.execute(rounds.update().where(*_where(rounds, attempt)).values(state=COMMITTED, record=asdict(record)))
+            tx.execute(rounds.update().where(*_where(rounds, first)).values(state=COMMITTED, record=asdict(record)))
+            for other in others:
+                tx.execute(rounds.update().where(*_where(rounds, other)).values(state=MERGED))
             if model is not None:
-                _insert_model(tx, attempt.study_id, model)
+                _insert_model(tx, first.study_id, model)
+            # A circle that was not complete comes to nothing with the round.
+            this_round = (rounds.c.study_id == first.study_id, rounds.c.number == first.number)
+            tx.execute(rounds.update().where(*this_round, rounds.c.state == COLLECTING).values(state=ABORTED))
             # What the nodes said has served its purpose; only the sum remains.
-            tx.execute(answers.delete().where(*_where(answers, attempt)))
+            said = (answers.c.study_id == first.study_id, answers.c.number == first.number)
+            tx.execute(answers.delete().where(*said))
 
     def records(self, study_id: str) -> tuple[RoundRecord, ...]:
         """The committed rounds, in order."""

@@ -1,6 +1,6 @@
 """One node in one attempt at one round. Reads as the data's path (docs/DATA_PATH.md, 2–10 and 15).
 
-    check → fetch → reserve → load → train → clip, weigh, round → protect → (keep →) charge → send
+    check → fetch → reserve → load → train → clip, weigh, round, keep → protect → charge → send
 
 Every promise to the site is kept here, in the node's own process: nothing is fetched before the announcement is
 checked, nothing is trained before its privacy is reserved, nothing is sent before it is charged. Each step is done in
@@ -21,6 +21,7 @@ from typing import TypedDict
 from node.combining import Combining
 from node.config import NodeFile
 from node.events import AnswerSent, Fetched, NodeListener, RoundDone, SatOut, Trained, ignore
+from node.kept import KeptUpdate
 from node.policy import Policy
 from node.session import Session
 from node.store import AttemptMemory, StudyStore
@@ -40,6 +41,7 @@ from secure_fl.identity.member import Member
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, node_half
 from secure_fl.protect.contract import Contribution, Message, NodeHalf, RoundContext
+from secure_fl.protect.release.past import Past
 from secure_fl.protect.release.sketch import sketch
 from secure_fl.randomness import KeyStream, Randomness
 from secure_fl.rounds import RoundKind
@@ -63,8 +65,9 @@ class SiteServices:
     accountant: Accountant
     executor: Executor
     session: Session
+    past: Past  # the sums that the site was part of, over all studies
     randomness: Callable[..., Randomness]  # a fresh source for one attempt
-    training_seed: Callable[[ResolvedStudy, int, int], int]  # of a round and attempt
+    training_seed: Callable[[ResolvedStudy, int], int]  # of a round
     listener: NodeListener = ignore
 
 
@@ -153,13 +156,17 @@ class Participation:
             await self._go_on(announcement)
             return
         await in_thread_whole(self._check, announcement)
-        received = await self._fetch(announcement)
+        kept = await in_thread_whole(self._kept)
+        received = await self._fetch(announcement) if kept is None else Path()
         reservation = self._reservation()
         try:
             await in_thread_whole(self._reserve, reservation)
-            result = await self._train(received)
-            half = await in_thread_whole(self._encoded_half, result)
-            await self._protect_and_send(half, reservation, result.metrics)
+            if kept is None:
+                kept = await in_thread_whole(self._keep_update, await self._train(received))
+            half = await in_thread_whole(self._encoded_half, kept)
+            metrics = kept.metrics
+            del kept  # Its integers go as they are protected.
+            await self._protect_and_send(half, reservation, metrics)
         except BaseException as error:
             if self._reserved and not self._charged:
                 reason = error.code if isinstance(error, SecureFLError) else type(error).__name__
@@ -173,7 +180,7 @@ class Participation:
         await self._protect_and_send(half, None, SiteMetrics())
 
     def _remembered_half(self, announcement: pb.PhaseAnnouncement) -> NodeHalf:
-        self._services.policy.check_announcement(self._study, announcement)
+        self._services.policy.check_announcement(self._resolved, announcement)
         if self._memory().load() is None:
             raise RestartedError("this node has no memory of the round's earlier phases")
         self._store.require_under_way(*self.key)
@@ -182,9 +189,23 @@ class Participation:
 
     def _check(self, announcement: pb.PhaseAnnouncement) -> None:
         """2. Check the announcement against the approved study, the site's policy, and what was announced before."""
-        self._services.policy.check_announcement(self._study, announcement)
+        self._services.policy.check_announcement(self._resolved, announcement)
         cohort = hashlib.sha256("\n".join(sorted(announcement.invited)).encode() + announcement.model.digest)
         self._store.advance(announcement.round, announcement.attempt, cohort.digest())
+
+    def _kept(self) -> KeptUpdate | None:
+        """What was trained for this round in an earlier attempt; None where nothing was.
+
+        Raises `RefusedError` where it was sent and is lost, or was made of another model.
+        """
+        number, base = self._first.round, self._first.model.digest
+        kept = KeptUpdate.load(self._store.kept_update(number))
+        if kept is None:
+            self._store.require_unsent(number)
+            return None
+        self._store.fix_base(number, base)
+        log.info("this round's training is done already: the same update goes into this attempt")
+        return kept
 
     async def _fetch(self, announcement: pb.PhaseAnnouncement) -> Path:
         """3. Fetch the shared model; keep it only if it is the announced one, bit for bit."""
@@ -225,7 +246,7 @@ class Participation:
             round=number,
             attempt=self._first.attempt,
             me=self._services.me.name,
-            seed=self._services.training_seed(self._resolved, *self.key),
+            seed=self._services.training_seed(self._resolved, number),
             dataset=file.datasets[self._study.task.dataset_id].model_dump(mode="json"),
             folder=str(file.path("")),
             device=file.node.device,
@@ -244,14 +265,10 @@ class Participation:
             budget=file.policy.upload_parameters,
         )
 
-    def _encoded_half(self, result: Result) -> NodeHalf:
-        context = self._context()
-        return self._half(context, self._encode(context, result))
-
-    def _encode(self, context: RoundContext, result: Result) -> Contribution:
-        """7. Clip, weigh and round the update: from here on it is integers in the study's ring."""
-        protection = self._study.protection
-        stream = KeyStream(self._randomness("rounding").bytes(32))
+    def _keep_update(self, result: Result) -> KeptUpdate:
+        """7. Clip, weigh and round the update, and keep it: from here on it is integers, the same in every attempt."""
+        context, protection = self._context(), self._study.protection
+        stream = KeyStream(self._services.randomness(*self._names("rounding", round_only=True)).bytes(32))
         weight = WEIGHT_UNITS
         if context.kind is RequestKind.SUM:
             weight = quantise_weight(
@@ -264,11 +281,19 @@ class Participation:
         if METRICS_BLOCK in context.layout.names:
             vector = to_vector(result.metrics, ceiling=self._study.metrics.ceiling)
             blocks[METRICS_BLOCK], _ = metrics_codec(protection.bits).encode(vector, weight=weight, stream=stream)
+        if context.compares:
+            self._scratch("features.safetensors").replace(self._store.kept_features(self._first.round))
+        kept = KeptUpdate(base=self._first.model.digest, blocks=blocks, weight=weight, metrics=result.metrics)
+        kept.save(self._store.kept_update(self._first.round), bits=protection.bits)
+        return kept
+
+    def _encoded_half(self, kept: KeptUpdate) -> NodeHalf:
+        context = self._context()
         sketched: Integers | None = None
         if context.compares:
-            with open_arrays(self._scratch("features.safetensors")) as features:
+            with open_arrays(self._store.kept_features(self._first.round)) as features:
                 sketched = sketch(features[FEATURES], binding=context.binding)
-        return self._contribution(context, blocks, weight, sketched)
+        return self._half(context, self._contribution(context, dict(kept.blocks), kept.weight, sketched))
 
     def _integers(self, context: RoundContext, weight: int, stream: KeyStream) -> dict[str, Integers]:
         if self._kind is not RoundKind.TRAIN:
@@ -297,7 +322,14 @@ class Participation:
 
     def _half(self, context: RoundContext, contribution: Contribution) -> NodeHalf:
         memory = self._memory()
-        host = CombineHost(me=self._services.me, randomness=self._randomness("protect"), memory=memory, history=memory)
+        host = CombineHost(
+            me=self._services.me,
+            randomness=self._randomness("protect"),
+            memory=memory,
+            history=memory,
+            past=self._services.past,
+            exceptions=frozenset(self._services.file.policy.exceptions),
+        )
         return node_half(self._protection, context, contribution, host)
 
     async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:
@@ -315,7 +347,7 @@ class Participation:
             header = await in_thread_whole(self._header, phase, answer, metrics if carries else None)
             if carries and reservation is not None:
                 # 9. Charge durably, then send: a byte that may have left is a byte that left.
-                await in_thread_whole(self._charge, reservation, header)
+                await in_thread_whole(self._charge, reservation, header, answer.pledged)
             # 10. Send: the same bytes, until they are acknowledged or refused.
             await self._services.session.upload(header, answer.bulk)
             self._services.listener(AnswerSent(**self._about(), phase=phase, bytes=len(answer.bulk) + len(answer.body)))
@@ -327,15 +359,16 @@ class Participation:
                 # Whoever announces a second phase has every first answer: it has no reason to begin again.
                 await in_thread_whole(self._store.spend, *self.key)
 
-    def _charge(self, reservation: Reservation, header: pb.UploadHeader) -> None:
-        self._services.accountant.commit(reservation, release=release(self._resolved, header))
+    def _charge(self, reservation: Reservation, header: pb.UploadHeader, pledged: int) -> None:
+        self._store.note_sent(self._first.round)
+        self._services.accountant.commit(reservation, release=release(self._resolved, header, pledged=pledged))
         self._charged = True
 
     async def _next_phase(self, later: tuple[str, ...]) -> None:
         # Waiting for others is no fault of this node: the coordinator announces, or closes the round.
         self._allow(None)
         announcement = await self._asked.get()
-        self._services.policy.check_announcement(self._study, announcement)
+        self._services.policy.check_announcement(self._resolved, announcement)
         # Not every phase asks every node; whether one may be left out is for the protection to say.
         if announcement.phase not in later or announcement.model.digest != self._first.model.digest:
             raise ProtectionError(f"phase {announcement.phase!r} was announced where {later[0]!r} follows")
@@ -388,8 +421,15 @@ class Participation:
         return self._store.memory(*self.key)
 
     def _randomness(self, purpose: str) -> Randomness:
-        # The context matters in simulations only. It leaves the study's id out: certificates differ from run to run.
-        return self._services.randomness(self._study.study.name, str(self.key), purpose)
+        return self._services.randomness(*self._names(purpose))
+
+    def _names(self, purpose: str, *, round_only: bool = False) -> tuple[str, ...]:
+        """What randomness is for: it matters in simulations only, which draw alike from run to run.
+
+        Without the study's id, since certificates differ from run to run. Rounding belongs to the round: which attempt
+        a circle's is depends on who came first.
+        """
+        return self._study.study.name, str(self._first.round if round_only else self.key), purpose
 
     def _scratch(self, name: str) -> Path:
         return self._store.scratch(f"{self._first.round}-{self._first.attempt}-{name}")

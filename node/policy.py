@@ -9,6 +9,7 @@ from secure_fl.errors import RefusedError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.settings import Study
 from secure_fl.transport.wire import round_kind
 
@@ -50,8 +51,11 @@ class Policy:
             raise RefusedError(f"strategy {study.strategy.name!r} is not allowed by [policy] strategies")
         self.check_task(study)
         study.make_protection()
-        if unheard := set(study.make_strategy().exceptions) - set(policy.exceptions):
-            raise RefusedError(f"{', '.join(sorted(unheard))}: not among [policy] exceptions")
+        if unheard := set(study.exceptions) - set(policy.exceptions):
+            raise RefusedError(
+                f"{', '.join(sorted(unheard))}: not among [policy] exceptions",
+                advice="`secure-fl study show` says what this site would give up; list it only if it agrees",
+            )
         dataset = study.task.dataset_id
         if dataset not in self._file.datasets:
             raise RefusedError(f"there is no [datasets.{dataset}] here")
@@ -77,8 +81,9 @@ class Policy:
         if most is not None and parameters > most:
             raise RefusedError(f"{parameters} parameters would leave, more than [policy] upload_parameters allows")
 
-    def check_announcement(self, study: Study, announcement: pb.PhaseAnnouncement) -> None:
+    def check_announcement(self, resolved: ResolvedStudy, announcement: pb.PhaseAnnouncement) -> None:
         """Raise `RefusedError` unless the announced round is one of the approved study."""
+        study = resolved.study
         invited = set(announcement.invited)
         rounds = study.study.rounds
         # A model is measured once, when it is finished. Whoever could have any model measured in any round, with one
@@ -86,7 +91,12 @@ class Policy:
         closing = round_kind(announcement.kind) is RoundKind.EVALUATE
         if not (announcement.round == rounds + 1 if closing else 1 <= announcement.round <= rounds):
             raise RefusedError("the round is not one of the study's")
-        if not 1 <= announcement.attempt <= study.rounds.attempts:
+        circle = resolved.circle_of(self._me.name, round_kind(announcement.kind))
+        if circle:
+            # In a circle another attempt shows nothing new: the same sites, the same model, the same integers.
+            if announcement.attempt < 1 or tuple(sorted(announcement.invited)) != circle:
+                raise RefusedError("the round invites other sites than this site's circle")
+        elif not 1 <= announcement.attempt <= study.rounds.attempts:
             raise RefusedError("the attempt is beyond what the study allows")
         if not invited <= study.study.roster.keys() or self._me.name not in invited:
             raise RefusedError("the round invites sites outside the roster, or not this one")

@@ -7,11 +7,11 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from node.attempt import Participation, SiteServices
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
+from node.past import PastSums
 from node.policy import Policy
 from node.session import Session
 from node.store import NodeStore, StudyStore
@@ -96,6 +96,7 @@ class Node:
             accountant=RecordingAccountant(ledger),
             executor=executor,
             session=self._session,
+            past=PastSums(self._store.folder / "openings.json"),
             randomness=self._randomness,
             training_seed=self._training_seed,
             listener=listener,
@@ -233,17 +234,23 @@ class Node:
         if joined is None:
             return
         key = (closed.round, closed.attempt)
+
+        def forget() -> None:
+            joined.store.forget_attempt(*key)
+            if closed.committed:
+                joined.store.forget_round(closed.round)
+
         if joined.attempt is not None and joined.attempt.key == key and joined.is_running:
             # The round went on without this node, or failed: training further would be for nothing.
-            self._end(study_id, joined, partial(joined.store.forget_attempt, *key))
+            self._end(study_id, joined, forget)
         else:
-            await in_thread(joined.store.forget_attempt, *key)
+            await in_thread(forget)
 
     async def _close_study(self, study_id: str, closed: pb.StudyClosed) -> None:
         log.info("study %s is %s", study_id[:12], "finished" if closed.finished else f"aborted ({closed.reason})")
         joined = self._studies.pop(study_id, None)
         if joined is not None:
-            self._end(study_id, joined, joined.store.forget)
+            self._end(study_id, joined, joined.store.forget_everything)
         if self._until_done and not self._studies:
             self.stop()
 
@@ -264,10 +271,10 @@ class Node:
 
         self._ending[study_id] = asyncio.create_task(end())
 
-    def _training_seed(self, resolved: ResolvedStudy, number: int, attempt: int) -> int:
+    def _training_seed(self, resolved: ResolvedStudy, number: int) -> int:
         if self._file.simulation is None:
-            return secret_seed(self._store.secret(), resolved.id, number, attempt)
-        return simulated_seed(resolved.study.study.seed, self._file.node.name, number, attempt)
+            return secret_seed(self._store.secret(), resolved.id, number)
+        return simulated_seed(resolved.study.study.seed, self._file.node.name, number)
 
     def _randomness(self, *context: str) -> Randomness:
         if self._file.simulation is None:

@@ -19,6 +19,7 @@ from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_ro
 from secure_fl.randomness import SystemRandomness
 
 _ROUND = re.compile(r"(personal|combination|state)-(\d+)\.(safetensors|json)")
+_KEPT = re.compile(r"(?:update|features)-(\d+)\.safetensors")
 _SECRET_BYTES = 32
 _SPENT = "spent"  # in place of a digest: no cohort has this one
 
@@ -117,6 +118,7 @@ class StudyStore:
             )
         if mine != last:
             self.forget()
+            self.forget_round(mine[0] - 1)
             write_atomically(path, json.dumps(mine).encode())
 
     def fix_base(self, number: int, digest: bytes) -> None:
@@ -151,6 +153,33 @@ class StudyStore:
                 raise RefusedError("a later attempt has begun here")  # Time does not run backwards.
             write_atomically(path, json.dumps((number, attempt, _SPENT)).encode())
 
+    def kept_update(self, number: int) -> Path:
+        """Where the integers of a round are kept until it is over."""
+        return self.folder / f"update-{number}.safetensors"
+
+    def kept_features(self, number: int) -> Path:
+        """And what peers are compared by, in a round that compares."""
+        return self.folder / f"features-{number}.safetensors"
+
+    def note_sent(self, number: int) -> None:
+        """Note that something made of a round's integers is about to leave: no others may for this round."""
+        write_atomically(self.folder / "sent.json", json.dumps(number).encode())
+
+    def require_unsent(self, number: int) -> None:
+        """Raise `RefusedError` if integers of this round may have left and are not here any more."""
+        if read_json(self.folder / "sent.json", Sent) == number:
+            raise RefusedError(
+                "what this site sent for this round is not on its disk any more, and other values must not follow",
+                advice="the site takes part again in the next round",
+            )
+
+    def forget_round(self, number: int) -> None:
+        """A round is over: erase what was kept for its attempts, and for those of earlier ones."""
+        for path in self.folder.iterdir():
+            match = _KEPT.fullmatch(path.name)
+            if match and int(match[1]) <= number:
+                path.unlink(missing_ok=True)
+
     def require_under_way(self, number: int, attempt: int) -> None:
         """Raise `RefusedError` unless this node has gone beyond the first phase of just this attempt."""
         if read_cursor(self.folder / "cursor.json") != (number, attempt, _SPENT):
@@ -163,6 +192,12 @@ class StudyStore:
     def forget(self) -> None:
         """Erase what was remembered of attempts: they are over."""
         for path in self.folder.glob("memory-*.bin"):
+            path.unlink(missing_ok=True)
+
+    def forget_everything(self) -> None:
+        """The study is over: the same, and what was kept for its last round."""
+        self.forget()
+        for path in (*self.folder.glob("update-*.safetensors"), *self.folder.glob("features-*.safetensors")):
             path.unlink(missing_ok=True)
 
     def forget_attempt(self, number: int, attempt: int) -> None:
@@ -218,6 +253,7 @@ class AttemptMemory:
 
 
 Base = TypeAdapter(tuple[int, str])
+Sent = TypeAdapter(int)
 Distances = TypeAdapter(dict[str, float])
 Asked = TypeAdapter(list[dict[str, int]])
 Openings = TypeAdapter(list[tuple[str, dict[str, int]]])

@@ -37,11 +37,11 @@ def signed_header(
     return header
 
 
-def release(resolved: ResolvedStudy, header: pb.UploadHeader) -> dict[str, str | int]:
-    """What is about to leave, for the ledger."""
+def release(resolved: ResolvedStudy, header: pb.UploadHeader, *, pledged: int = 0) -> dict[str, str | int]:
+    """What is about to leave, for the ledger; `pledged` bytes of it with a later answer."""
     return {
         "upload": header.upload_id.hex(),
-        "bytes": header.bulk.size + len(header.payload.body),
+        "bytes": header.bulk.size + len(header.payload.body) + pledged,
         "protection": resolved.protection.name,
         "metrics": resolved.study.metrics.share,
     }

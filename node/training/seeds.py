@@ -10,15 +10,15 @@ import hashlib
 import hmac
 
 
-def secret_seed(secret: bytes, study_id: str, number: int, attempt: int) -> int:
-    """A site's own seed for one attempt: nobody else can compute it, and a restarted node computes it again."""
-    context = f"secure-fl training/{study_id}/{number}/{attempt}".encode()
+def secret_seed(secret: bytes, study_id: str, number: int) -> int:
+    """A site's own seed for one round: nobody else can compute it, and a restarted node computes it again."""
+    context = f"secure-fl training/{study_id}/{number}".encode()
     return _seed(hmac.digest(secret, context, "sha256"))
 
 
-def simulated_seed(study_seed: int, me: str, number: int, attempt: int) -> int:
-    """In a simulation: different for every site, round and attempt, repeatable for all of them by whoever runs it."""
-    return _seed(hashlib.sha256(f"secure-fl training {study_seed}/{me}/{number}/{attempt}".encode()).digest())
+def simulated_seed(study_seed: int, me: str, number: int) -> int:
+    """In a simulation: different for every site and round, repeatable for all of them by whoever runs it."""
+    return _seed(hashlib.sha256(f"secure-fl training {study_seed}/{me}/{number}".encode()).digest())
 
 
 def _seed(digest: bytes) -> int:

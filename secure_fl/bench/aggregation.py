@@ -4,6 +4,9 @@ The halves are the ones that run in production, driven in one process without a 
 party's own work, encoding included; bytes are what would be sent. Dropouts vanish after they were told who takes part
 and before they upload, which is when they cost the others most. Memory is the coordinator's alone: its half draws no
 randomness, so the recorded answers are replayed to a second one while allocations are traced.
+
+Sums are of circles, as in production: a circle that lost somebody opens nothing. `NAME+recovery` is the same protection
+with `protection.recovery`: one sum, of whoever is left.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import hashlib
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -54,6 +57,7 @@ from secure_fl.protect.contract import (
 from secure_fl.protect.release.combinations import row_total, whole_weights
 from secure_fl.protect.release.history import ProcessMemory
 from secure_fl.randomness import KeyStream, SystemRandomness
+from secure_fl.study.circles import divide
 
 _BLOCK = "model"
 _UPLOAD = "upload"  # the phase every protection moves its bulk in
@@ -144,11 +148,15 @@ class Aggregation:
         self._kind = kind
         self._layout = Layout((BlockShape(name=_BLOCK, tensors=(TensorShape(name="w", shape=(parameters,)),)),))
 
-    def measure(self, protection: Protection, *, repeat: int, note: Callable[[], None]) -> Figures:
+    def measure(self, protection: Protection, *, recovery: bool, repeat: int, note: Callable[[], None]) -> Figures:
         """Run `repeat` times and keep the quickest."""
+        circles: Sequence[tuple[str, ...]] = [tuple(self._members)]
+        if self._kind is RequestKind.SUM and not recovery:
+            circles = divide(self._members, colluders=_COLLUDERS)
+        contexts = [self._context(protection, circle, whole=not recovery) for circle in circles]
         runs = []
         for _ in range(repeat):
-            runs.append(_Run(protection, self._context(protection), self._folder, self._gone))
+            runs.append(_Runs(protection, contexts, self._folder, self._gone))
             with _no_collection():
                 runs[-1].play(self._members, self._updates, self._shares)
             note()
@@ -168,14 +176,14 @@ class Aggregation:
             peak_memory_bytes=runs[-1].replay(),  # whose uploads are still on disk
         )
 
-    def _context(self, protection: Protection) -> RoundContext:
+    def _context(self, protection: Protection, members: tuple[str, ...], *, whole: bool) -> RoundContext:
         return RoundContext(
             study_id="0" * 64,
             round=1,
             attempt=1,
             base_model=bytes(32),
-            invited=tuple(self._members),
-            roster={name: member.certificate.fingerprint for name, member in self._members.items()},
+            invited=members,
+            roster={name: self._members[name].certificate.fingerprint for name in members},
             layout=self._layout,
             kind=self._kind,
             bits=protection.bits,
@@ -184,14 +192,53 @@ class Aggregation:
             protection=protection.name,
             payload_version=protection.payload_version,
             settings=protection.canonical_settings,
+            whole=whole and self._kind is RequestKind.SUM,
+            partial=False,
         )
 
 
-class _Run:
-    """One round, from floats to opened totals."""
+class _Runs:
+    """One round: its circles, one after the other."""
 
-    def __init__(self, protection: Protection, context: RoundContext, folder: Path, gone: frozenset[str]) -> None:
+    def __init__(
+        self, protection: Protection, contexts: Sequence[RoundContext], folder: Path, gone: frozenset[str]
+    ) -> None:
         self.seconds = _Seconds()
+        self._runs = [_Run(protection, context, folder, gone, self.seconds) for context in contexts]
+        self.uploaded = 0.0
+
+    def play(
+        self, members: Mapping[str, Member], updates: Mapping[str, Vector], shares: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        for run in self._runs:
+            before = self.seconds.total
+            run.play({name: members[name] for name in run.invited}, updates, shares)
+            self.uploaded += run.uploaded - before
+
+    @property
+    def opened(self) -> list[str]:
+        return [name for run in self._runs for name in run.opened]
+
+    def bytes_up(self) -> int:
+        return max(run.bytes_up() for run in self._runs)
+
+    def compare(self, updates: Mapping[str, Vector]) -> tuple[bool, float]:
+        compared = [run.compare(updates) for run in self._runs if run.opened]
+        return bool(compared) and all(exact for exact, _ in compared), max((error for _, error in compared), default=0)
+
+    def replay(self) -> int:
+        """The coordinator's memory: in production circles are open side by side, so each counts."""
+        return sum(run.replay() for run in self._runs)
+
+
+class _Run:
+    """One attempt, from floats to opened totals."""
+
+    def __init__(
+        self, protection: Protection, context: RoundContext, folder: Path, gone: frozenset[str], seconds: _Seconds
+    ) -> None:
+        self.seconds = seconds
+        self.invited = context.invited
         self.uploaded = 0.0  # of all seconds, those until the last upload was in
         self.opened: dict[str, tuple[Mapping[str, int], BlockSum]] = {}  # weights and totals, by who opened them
         self._protection = protection
@@ -235,6 +282,9 @@ class _Run:
                 if name in now.messages:
                     self._exchange(half, now, name, nodes[name])
             uploading = now.phase == _UPLOAD
+            if self._context.whole and len(there) < len(members):
+                self.uploaded = seconds.total
+                return  # The circle is not complete: it waits.
             with seconds.of_coordinator():
                 now = half.close()
             if uploading:
@@ -261,7 +311,7 @@ class _Run:
 
     def bytes_up(self) -> int:
         """Of the node that sent most."""
-        sent = dict.fromkeys(self._cohort, 0)
+        sent = dict.fromkeys(self._cohort or self.invited, 0)
         for answer in (answer for phase in self._answers for answer in phase if answer.node in sent):
             sent[answer.node] += len(answer.message.body) + answer.bulk.size
         return max(sent.values())
@@ -292,7 +342,8 @@ class _Run:
                     if isinstance(now, Ask):
                         now.messages[answer.node]  # what it forms to ask this
                     half.accept(answer.node, answer.message, answer.bulk)
-                now = half.close()
+                if self._cohort:
+                    now = half.close()
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -310,16 +361,24 @@ def run(
 ) -> dict[str, Any]:
     """The JSON object of `secure-fl bench aggregation`."""
     kind = RequestKind.COMBINE if combine else RequestKind.SUM
-    resolved = {name: protect.create(name, {}) for name in protections}
+    resolved = {name: protect.create(name.partition("+")[0], {}, recovery=_recovers(name)) for name in protections}
     for name, protection in resolved.items():
         if not protection.serves(kind):
             raise UsageError(f"protection {name!r} does not serve {kind.value!r}")
     with tempfile.TemporaryDirectory() as folder:
         made = Aggregation(nodes=nodes, parameters=parameters, dropouts=dropouts, kind=kind, folder=Path(folder))
         figures = {
-            name: asdict(made.measure(protection, repeat=repeat, note=note)) for name, protection in resolved.items()
+            name: asdict(made.measure(protection, recovery=_recovers(name), repeat=repeat, note=note))
+            for name, protection in resolved.items()
         }
     return {"nodes": nodes, "parameters": parameters, "dropouts": dropouts, "combine": combine, "protections": figures}
+
+
+def _recovers(name: str) -> bool:
+    _, plus, option = name.partition("+")
+    if plus and option != "recovery":
+        raise UsageError(f"{name!r}: after a protection's name only '+recovery' may stand")
+    return bool(plus)
 
 
 @contextmanager

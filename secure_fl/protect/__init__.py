@@ -13,9 +13,11 @@ from secure_fl.settings import require_known
 # Loaded by name, so that nothing heavy (TenSEAL, say) is imported before it is used.
 _BUILT_IN: dict[str, str] = {
     "none": "secure_fl.protect.none:UnsafeNone",
-    "masked": "secure_fl.protect.masked.protection:Masked",
+    "masked": "secure_fl.protect.circle.protection:Masked",
     "sealed": "secure_fl.protect.sealed.protection:Sealed",
 }
+# With `protection.recovery`: those that need other messages to open a sum without somebody who dropped out.
+_RECOVERING: dict[str, str] = {"masked": "secure_fl.protect.masked.protection:Masked"}
 
 
 def known() -> tuple[str, ...]:
@@ -23,17 +25,18 @@ def known() -> tuple[str, ...]:
     return tuple(_BUILT_IN)
 
 
-def describe(name: str) -> type[Protection]:
+def describe(name: str, *, recovery: bool = False) -> type[Protection]:
     """The class with this id, for what is the same in every study; `UnknownNameError` otherwise."""
     require_known("protection", name, _BUILT_IN)
-    module, _, attribute = _BUILT_IN[name].partition(":")
+    target = _RECOVERING.get(name, _BUILT_IN[name]) if recovery else _BUILT_IN[name]
+    module, _, attribute = target.partition(":")
     protection: type[Protection] = getattr(import_module(module), attribute)
     return protection
 
 
-def create(name: str, settings: Mapping[str, Any]) -> Protection:
+def create(name: str, settings: Mapping[str, Any], *, recovery: bool = False) -> Protection:
     """The protection with this id and these settings of its own; `UnknownNameError` or `SettingsError` otherwise."""
-    cls = describe(name)
+    cls = describe(name, recovery=recovery)
     return cls(cls.Settings.parse(settings, where="protection"))
 
 

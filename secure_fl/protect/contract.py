@@ -75,6 +75,7 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.integers import BlockSum, Integers
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
+from secure_fl.protect.release.past import NoPast, Past
 from secure_fl.randomness import Randomness
 
 
@@ -96,6 +97,8 @@ class RoundContext:
     protection: str  # its name
     payload_version: int  # and the version of its messages
     settings: bytes  # and its own settings, as canonical JSON
+    whole: bool = False  # a circle: a sum is opened of everybody invited, or not at all
+    partial: bool = True  # whether a site may hold some of the blocks only
     compares: bool = False  # combine only: distances of features are opened in this round
     binding: bytes = field(init=False)  # a hash of all this; whatever is signed or derived in a round has it as a field
 
@@ -108,6 +111,7 @@ class RoundContext:
             *(f"{name}={self.roster[name]}".encode() for name in self.invited),
             *(f"{shape.name}:{shape.size}".encode() for shape in self.layout),
             f"{self.kind.value} {self.bits} {self.colluders} {self.min_cohort} {self.compares}".encode(),
+            f"{'whole' if self.whole else 'recovering'} {'partial' if self.partial else 'complete'}".encode(),
             f"{self.protection} {self.payload_version}".encode(),
             self.settings,
         )
@@ -133,6 +137,7 @@ class Message:
     body: bytes = b""
     bulk: bytes | memoryview = b""
     digest: bytes = b""  # the SHA-256 of the bulk, where whoever made it knows it already
+    pledged: int = 0  # bytes of bulk that this message is about and a later one carries
 
 
 class Bulk(Protocol):
@@ -172,6 +177,8 @@ class Host:
     me: Member  # its identity, and whom it believes
     randomness: Randomness  # fresh for this attempt, and for nothing else
     memory: Memory
+    past: Past = field(default_factory=NoPast)  # the sums it was part of, over all studies
+    exceptions: frozenset[str] = frozenset()  # guarantees that its site agrees to give up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
 from secure_fl.protect.bodies import as_bulk, say
-from secure_fl.protect.cohort.minima import holders, require_cohort, require_weight
+from secure_fl.protect.cohort.minima import holders, require_cohort, require_weight, require_whole
 from secure_fl.protect.combining import (
     CombinationsSent,
     CombineContribution,
@@ -170,8 +170,6 @@ class _PlainRecipient(_PlainNode):
 class _Uploads:
     """Checks shared by both requests: who said what, and that the bulk has the length it must have."""
 
-    missing = 0
-
     def __init__(self, context: RoundContext) -> None:
         self._context = context
         self._dtype = _wire_dtype(context.bits)
@@ -185,6 +183,8 @@ class _Uploads:
             raise ProtectionError(f"{node} is not expected to answer")
         header = parse(PlainUpload, message.body)
         layout = _named(self._context.layout, header.blocks)
+        if not self._context.partial and layout.names != self._context.layout.names:
+            raise ProtectionError(f"{node} leaves out blocks that every site of this study shares")
         if bulk.size != layout.size * self._dtype.itemsize:
             raise ProtectionError("the upload's length does not fit its blocks")
         require_weight(self._context, header.weight)
@@ -227,12 +227,21 @@ class _PlainSum(_Uploads):
             self._weights[block] += header.weight
         self._declared[node] = layout.names
 
+    @property
+    def missing(self) -> int:
+        return len(self._context.invited) - len(self._declared) if self._context.whole else 0
+
     def close(self) -> Opened:
         context = self._context
         require_cohort(self._declared, context.min_cohort)
+        require_whole(context, self._declared)
         held = holders(self._declared)
-        passed = releasable(
-            list(held.values()), nodes=context.invited, colluders=context.colluders, minimum=context.min_cohort
+        passed = (
+            [len(nodes) == len(context.invited) for nodes in held.values()]
+            if context.whole
+            else releasable(
+                list(held.values()), nodes=context.invited, colluders=context.colluders, minimum=context.min_cohort
+            )
         )
         opened = {
             block: BlockSum(total=self._totals[block], weight=self._weights[block], contributors=len(nodes))
@@ -244,6 +253,8 @@ class _PlainSum(_Uploads):
 
 class _PlainCombine(_Uploads):
     """Keeps uploads where they rest and forms Σ_j w_ij·x_j for one recipient at a time."""
+
+    missing = 0
 
     def __init__(self, context: RoundContext, earlier: Sequence[OpenedRow]) -> None:
         super().__init__(context)

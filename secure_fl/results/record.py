@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from secure_fl.errors import SchemaError, StorageError
 from secure_fl.files import write_atomically
@@ -14,13 +14,16 @@ from secure_fl.rounds import RoundKind
 
 RECORD_VERSION = 1
 
+# "waited": it was there and ready, and others of its circle were not.
+Outcome: TypeAlias = Literal["took part", "waited", "dropped", "sat out", "absent"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRound:
     """One node's part in one round, as far as the study's [metrics] share lets it be seen."""
 
     name: str
-    outcome: Literal["took part", "dropped", "sat out", "absent"]
+    outcome: Outcome
     reason: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
@@ -30,6 +33,16 @@ class NodeRound:
     loss: float | None = None
     mse: float | None = None
     global_accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircleRound:
+    """One circle in one round: its sum was opened, or the round went on without it."""
+
+    members: tuple[str, ...]
+    opened: bool
+    attempts: int = 1
+    reason: str = ""  # an error code: why its last attempt failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +56,7 @@ class RoundRecord:
     nodes: tuple[NodeRound, ...]
     combinations: int = 0  # how many recipients were served
     blocks_kept: tuple[str, ...] = ()  # below their minimum cohort, so never opened
+    circles: tuple[CircleRound, ...] = ()
     mean_accuracy: float | None = None
     mean_loss: float | None = None
     mean_mse: float | None = None
@@ -123,4 +137,8 @@ def round_from_json(values: Mapping[str, Any]) -> RoundRecord:
     """One round from decoded JSON."""
     nodes = tuple(NodeRound(**node) for node in values["nodes"])
     kind = RoundKind(values["kind"])
-    return RoundRecord(**{**values, "kind": kind, "nodes": nodes, "blocks_kept": tuple(values["blocks_kept"])})
+    circles = tuple(
+        CircleRound(**{**circle, "members": tuple(circle["members"])}) for circle in values.get("circles", ())
+    )
+    kept = tuple(values["blocks_kept"])
+    return RoundRecord(**{**values, "kind": kind, "nodes": nodes, "blocks_kept": kept, "circles": circles})

@@ -7,18 +7,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("node", "certificate", "blocks", "extension", "signature")
+    __slots__ = ("node", "certificate", "blocks", "extension", "signature", "exceptions", "opened")
     NODE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EXTENSION_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTIONS_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
     node: str
     certificate: bytes
     blocks: bytes
     extension: bytes
     signature: bytes
-    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., extension: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    exceptions: _containers.RepeatedScalarFieldContainer[str]
+    opened: _containers.RepeatedCompositeFieldContainer[Together]
+    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., extension: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., exceptions: _Optional[_Iterable[str]] = ..., opened: _Optional[_Iterable[_Union[Together, _Mapping]]] = ...) -> None: ...
+
+class Together(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Roster(_message.Message):
     __slots__ = ("manifests",)

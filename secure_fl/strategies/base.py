@@ -76,6 +76,8 @@ class Strategy(ABC):
     has_global_model: ClassVar[bool] = True
     # What its training rounds ask for; `request` says of which blocks.
     asks: ClassVar[RequestKind] = RequestKind.SUM
+    # Whether a site may share some of the requested blocks only. Otherwise one that leaves a block out is refused.
+    partial: ClassVar[bool] = False
     # For *combine*: whether nodes weigh their peers by the distance of their `features`.
     attention: ClassVar[bool] = False
     # Reserved blocks that the coordinator makes once (`ship`) and sends with the shared model. No node returns them.

@@ -54,6 +54,7 @@ class FedASA(Strategy):
     Settings = FedASASettings
     settings: FedASASettings
     has_global_model = False
+    partial = True
     shipped = (INPUTS, TARGETS)
     notes: ClassVar[Mapping[str, str]] = {
         "depth": "how many cells a site shares, m*",

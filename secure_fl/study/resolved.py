@@ -10,6 +10,7 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.protect.contract import Protection
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.base import Strategy
+from secure_fl.study.circles import Circle
 from secure_fl.study.settings import Study
 
 
@@ -24,6 +25,7 @@ class ResolvedStudy:
     protection: Protection
     request: RequestKind  # of training rounds
     codec: FixedPoint
+    circles: tuple[Circle, ...]  # of sums; none under recovery
 
     @classmethod
     def of(cls, study: Study) -> Self:
@@ -37,11 +39,20 @@ class ResolvedStudy:
             protection=study.make_protection(),
             request=strategy.asks,
             codec=study.codec(),
+            circles=study.circles(),
         )
 
     def request_in(self, kind: RoundKind) -> RequestKind:
         """What a round asks for. A closing evaluation opens measurements only, and those as a sum."""
         return self.request if kind is RoundKind.TRAIN else RequestKind.SUM
+
+    def circles_in(self, kind: RoundKind) -> tuple[Circle, ...]:
+        """The circles of a round; none where it opens something for whoever is there."""
+        return self.circles if self.request_in(kind) is RequestKind.SUM else ()
+
+    def circle_of(self, site: str, kind: RoundKind) -> Circle:
+        """The circle in which a site takes part in a round; empty where it opens something for whoever is there."""
+        return next((circle for circle in self.circles_in(kind) if site in circle), ())
 
     def phases(self, kind: RoundKind) -> tuple[str, ...]:
         """The phases of a round, in order."""

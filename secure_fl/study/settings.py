@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -18,11 +18,13 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.errors import SettingsError, UnknownNameError
 from secure_fl.protect.cohort.minima import smallest_cohort
 from secure_fl.protect.contract import Protection
+from secure_fl.protect.release.past import CHANGING_COHORTS
 from secure_fl.settings import Settings, nearest, read_toml, require_known
 from secure_fl.strategies.base import Strategy
+from secure_fl.study.circles import Circle, checked, divide, smallest_circle
 from secure_fl.tasks.partition import PartitionSettings
 
-STUDY_VERSION = 2  # 1 had settings of single protections beside those that all have
+STUDY_VERSION = 3  # 2 opened sums of whoever was there; 1 had settings of single protections beside those all have
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -110,6 +112,12 @@ class ProtectionSection(_WithSettings):
     bits: int = Field(16, ge=4, le=24)  # without a word, what suits the protection
     clip: float = Field(1.0, gt=0)
     reference_samples: int | None = Field(None, ge=1)
+    # Which sites' updates are only ever opened together; "auto" divides the roster by name.
+    circles: Literal["auto"] | tuple[tuple[str, ...], ...] = "auto"
+    # Sums of whoever is there, instead of whole circles: they survive dropouts, and tell on whoever comes or goes.
+    recovery: bool = False
+    # How the means of circles become one: weighted, or so that few lying sites move it little.
+    robust: Literal["none", "trimmed", "median"] = "none"
 
     @model_validator(mode="before")
     @classmethod
@@ -124,12 +132,12 @@ class ProtectionSection(_WithSettings):
         """Refused on reading, as other keys of this section are: a slip in `colluders` must not pass for a setting."""
         if self.kind not in protect.known():
             return self  # `check` says so.
-        own = protect.describe(self.kind).Settings.model_fields
+        own = protect.describe(self.kind, recovery=self.recovery).Settings.model_fields
         known = (*(key for key in type(self).model_fields if key != "settings"), *own)
         for key in self.settings:
             if key not in own:
                 raise UnknownNameError("key", f"protection.{key}", nearest=nearest(key, known), known=known)
-        protect.create(self.kind, self.settings)
+        protect.create(self.kind, self.settings, recovery=self.recovery)
         return self
 
 
@@ -270,16 +278,40 @@ class Study(Settings):
         """SHA-256 of the canonical form: what a site approves, and what every message names."""
         return hashlib.sha256(b"secure-fl study v1\x00" + self.canonical()).hexdigest()
 
+    def circles(self, names: Collection[str] | None = None) -> tuple[Circle, ...]:
+        """Who is opened together in a sum; nothing under recovery, or without a roster. Raises `SettingsError`."""
+        settings, sites = self.protection, self.study.roster if names is None else names
+        if settings.recovery or not sites:
+            return ()
+        least = max(settings.min_cohort or 0, smallest_circle(settings.colluders))
+        if settings.circles == "auto":
+            return divide(sites, colluders=settings.colluders, at_least=least)
+        return checked(settings.circles, sites, at_least=least)
+
     def min_cohort(self, kind: RequestKind) -> int:
-        """How many contributors an opened value needs: the study's number, never below what is safe."""
-        return max(self.protection.min_cohort or 0, smallest_cohort(kind, self.protection.colluders))
+        """How many contributors an opened value needs: the study's number, never below what is safe.
+
+        Of a sum in circles these are the members of the smallest circle.
+        """
+        least = max(self.protection.min_cohort or 0, smallest_cohort(kind, self.protection.colluders))
+        circles = self.circles() if kind is RequestKind.SUM else ()
+        return max(least, min(map(len, circles), default=0))
 
     def spare(self, kind: RequestKind, sites: int) -> int:
-        """How many of `sites` may drop out of a round without voiding it."""
+        """How many of `sites` may drop out of a round without voiding it; in circles, none of a circle."""
+        if kind is RequestKind.SUM and not self.protection.recovery:
+            return 0
         quorum = self.make_protection().quorum(
             sites, colluders=self.protection.colluders, min_cohort=self.min_cohort(kind)
         )
         return max(0, sites - quorum)
+
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """Guarantees that this study does without, by name: each site has to agree to each."""
+        named = self.make_strategy().exceptions
+        changing = self.protection.recovery and not self.make_protection().coordinator_sees_updates
+        return (*named, CHANGING_COHORTS) if changing else named
 
     def codec(self) -> FixedPoint:
         """The fixed-point grid of the study."""
@@ -291,7 +323,7 @@ class Study(Settings):
 
     def make_protection(self) -> Protection:
         """The protection, with its settings validated."""
-        return protect.create(self.protection.kind, self.protection.settings)
+        return protect.create(self.protection.kind, self.protection.settings, recovery=self.protection.recovery)
 
     def check(self, *, nodes: int | None = None) -> Layout:
         """Everything that can be known without a site: names exist, parts fit together, enough sites.
@@ -327,5 +359,17 @@ class Study(Settings):
                 f"{sites} sites, but nothing is opened with fewer than {self.min_cohort(kind)} contributors",
                 advice="enrol more sites (in a simulation: --nodes)",
             )
+        self._check_circles(kind, sites)
         protection.require_room(kind, nodes=max(sites, 1), bits=self.protection.bits)
         return layout
+
+    def _check_circles(self, kind: RequestKind, sites: int) -> None:
+        settings = self.protection
+        # Before a simulation's sites have names, only their number counts.
+        circles = self.circles(self.study.roster or [f"{index:04d}" for index in range(sites)])
+        if settings.robust != "none" and (kind is not RequestKind.SUM or len(circles) < 2 * settings.colluders + 1):
+            raise SettingsError(
+                f"protection.robust needs sums in at least {2 * settings.colluders + 1} circles, and there are "
+                f"{len(circles) if kind is RequestKind.SUM else 0}",
+                advice='enrol more sites, or write robust = "none"',
+            )

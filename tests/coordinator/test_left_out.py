@@ -22,7 +22,7 @@ from tests.support.training import Faults
 
 LIAR = "site-02"
 MASKED = {
-    "protection": {"kind": "masked"},
+    "protection": {"kind": "masked", "recovery": True},
     "rounds": {"deadline": 20, "phase_deadline": 20, "gather": 3, "attempts": 2},
 }
 

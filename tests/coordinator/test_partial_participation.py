@@ -50,7 +50,7 @@ def plain_loop(study: Study) -> dict[str, dict[str, Vector]]:
     def site(name: str, number: int) -> Site:
         return Site(
             task=task, data=data[name], training=strategy.settings, initial=start, received=shared,
-            personal=kept[name], combination={}, seed=simulated_seed(seed, name, number, 1),
+            personal=kept[name], combination={}, seed=simulated_seed(seed, name, number),
         )  # fmt: skip
 
     for number in range(1, ROUNDS + 1):

@@ -23,7 +23,7 @@ def test_a_store_is_migrated_once_and_remembers(tmp_path: Path) -> None:
     store.begin_attempt(ATTEMPT)
     store.close()
     again = Store.in_folder(tmp_path)
-    assert again.open_attempt("s") == ATTEMPT
+    assert again.open_attempts("s") == (ATTEMPT,)
     again.close()
     with sqlite3.connect(tmp_path / "coordinator.sqlite") as raw:
         assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -40,7 +40,7 @@ def test_a_store_of_the_first_version_goes_on(tmp_path: Path) -> None:
         raw.execute("ALTER TABLE models DROP COLUMN state")
         raw.execute("UPDATE alembic_version SET version_num = '0001'")
     upgraded = Store.in_folder(tmp_path)
-    assert upgraded.open_attempt("s") == ATTEMPT
+    assert upgraded.open_attempts("s") == (ATTEMPT,)
     later = replace(ATTEMPT, number=2)
     assert upgraded.openings(later) == ()
     for _ in range(2):  # as after a crash

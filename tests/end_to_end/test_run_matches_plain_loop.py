@@ -38,7 +38,7 @@ def plain_loop() -> tuple[float, dict[str, Vector]]:
     data = [task.load(Source(share=Share(index=i, of=NODES, partition=partition, seed=SEED))) for i in range(NODES)]
 
     def site(index: int, number: int) -> Site:
-        seed = simulated_seed(SEED, f"site-{index + 1:02d}", number, 1)
+        seed = simulated_seed(SEED, f"site-{index + 1:02d}", number)
         return Site(
             task=task, data=data[index], training=strategy.settings, initial=start, received=model,
             personal={}, combination={}, seed=seed,

@@ -146,7 +146,7 @@ def test_a_store_that_may_not_grow_raises_a_storage_error_and_keeps_what_it_has(
         connection.exec_driver_sql("PRAGMA max_page_count=1")  # SQLite takes the present size as the limit.
     with pytest.raises(StorageError, match="OperationalError"):
         store.add_study("t", bytes(1_000_000), now=0.0)
-    assert store.open_attempt("s") == ATTEMPT
+    assert store.open_attempts("s") == (ATTEMPT,)
     assert [study.id for study in store.studies()] == ["s"]
     store.close()
 

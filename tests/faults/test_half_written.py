@@ -205,7 +205,7 @@ def test_what_sqlite_leaves_at_a_kill_is_recovered(tmp_path: Path, damage: Calla
         damage(wal)
         store = Store.in_folder(copy)
         assert [record.number for record in store.records(fed.study.id)] == [1]
-        attempt = store.open_attempt(fed.study.id)
+        (attempt,) = store.open_attempts(fed.study.id)
         assert attempt is not None
         assert attempt.number == 2
         store.close()

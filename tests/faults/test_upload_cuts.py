@@ -275,7 +275,7 @@ def test_a_line_cut_while_the_answer_is_entering_loses_nothing(
         leave.set()
         assert (await again).duplicate
         store = Store.in_folder(fed.workspace.coordinator_state)
-        attempt = store.open_attempt(fed.study.id)
+        (attempt,) = store.open_attempts(fed.study.id)
         assert isinstance(attempt, Attempt)
         answers: tuple[StoredAnswer, ...] = store.answers(attempt)
         store.close()

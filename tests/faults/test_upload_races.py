@@ -250,7 +250,7 @@ def test_an_attempt_that_is_closed_takes_nothing_any_more(tmp_path: Path) -> Non
         fed: Federation, service: FederationService, peer: Certificate, whole: list[pb.UploadPart]
     ) -> None:
         assert fed.coordinator is not None
-        (attempt,) = fed.coordinator.runners[fed.study.id]._attempts.values()
+        (attempt,) = fed.coordinator.runners[fed.study.id]._attempts
         assert isinstance(attempt, AttemptRunner)
         over, attempt._over = attempt._over, SecureFLError("it is over")
         with pytest.raises(SecureFLError, match="over"):

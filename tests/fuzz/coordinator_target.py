@@ -181,7 +181,7 @@ class World:
     @property
     def attempt(self) -> AttemptRunner | None:
         """The one that is open."""
-        return next(iter(self.runner._attempts.values()), None)
+        return next(iter(self.runner._attempts), None)
 
     @property
     def _number(self) -> int:

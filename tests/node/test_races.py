@@ -18,6 +18,7 @@ import pytest
 import node.store
 from node.attempt import Participation
 from node.config import NodeFile
+from node.kept import KeptUpdate
 from node.service import Node
 from node.store import StudyStore
 from node.training.jobs import Job, Result
@@ -115,12 +116,12 @@ class Overlaps:
         self.seen: list[tuple[int, int]] = []
         encode, check = Participation._encoded_half, Participation._check
 
-        def slow(attempt: Participation, result: Result) -> Any:
+        def slow(attempt: Participation, kept: KeptUpdate) -> Any:
             self.running.append(attempt.key)
             try:
                 if attempt.key[1] == 1:
                     time.sleep(2.0)
-                return encode(attempt, result)
+                return encode(attempt, kept)
             finally:
                 self.running.remove(attempt.key)
 

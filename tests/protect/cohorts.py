@@ -77,13 +77,16 @@ def context(
     bits: int = 16,
     min_cohort: int = 3,
     compares: bool = False,
+    whole: bool = False,
+    partial: bool = True,
+    attempt: int = 1,
     protection: Protection = NOBODY,
 ) -> RoundContext:
-    """The first attempt at a round among `nodes`."""
+    """The first attempt at a round among `nodes`; with `whole`, which are a circle."""
     return RoundContext(
         study_id="5a" * 32,
         round=1,
-        attempt=1,
+        attempt=attempt,
         base_model=bytes(32),
         invited=nodes,
         roster=_roster(nodes),
@@ -93,6 +96,8 @@ def context(
         colluders=1,
         min_cohort=min_cohort,
         compares=compares,
+        whole=whole,
+        partial=partial,
         protection=protection.name,
         payload_version=protection.payload_version,
         settings=protection.canonical_settings,
@@ -115,6 +120,16 @@ def contribution(weight: int = 64, row: Mapping[str, int] | None = None, **block
         weight=weight,
         attend=lambda there: whole_weights({peer: wanted[peer] for peer in there if peer in wanted}, ROW_TOTAL),
     )
+
+
+def whole_sums(contributions: Contributions) -> PlainSums:
+    """What a circle must open, in Python's integers: the blocks that every member holds."""
+    opened: PlainSums = {}
+    for name in set.intersection(*(set(mine.blocks) for mine in contributions.values())):
+        columns = zip(*(mine.blocks[name].tolist() for mine in contributions.values()), strict=True)
+        weight = sum(mine.weight for mine in contributions.values())
+        opened[name] = ([sum(column) for column in columns], weight, len(contributions))
+    return opened
 
 
 @st.composite

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Generic
 
 from secure_fl.errors import ProtectionError
-from secure_fl.identity.member import Member
 from secure_fl.messages import parse
 from secure_fl.protect.cohort.minima import require_cohort
 from secure_fl.protect.cohort.signed import E, ManifestKind, Peer, SignedCohort, read_manifest
-from secure_fl.protect.contract import RoundContext
+from secure_fl.protect.contract import Host, RoundContext
+from secure_fl.protect.release.circles import check_together
+from secure_fl.protect.release.past import Past
 from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
 
 
@@ -35,6 +36,11 @@ class Gathering(Generic[E]):
         self._peers[peer.name] = peer
         self._keys.update(self._kind.keys(peer.said))
 
+    @property
+    def missing(self) -> int:
+        """How many of those without whom nothing can be opened have not advertised."""
+        return len(self._context.invited) - len(self._peers) if self._context.whole else 0
+
     def close(self) -> tuple[SignedCohort[E], Roster]:
         """Whoever advertised, and what everybody is told. Raises `CohortTooSmallError`."""
         require_cohort(self._peers, self._context.min_cohort)
@@ -43,13 +49,27 @@ class Gathering(Generic[E]):
 
 
 def meet(
-    context: RoundContext, roster: bytes, kind: ManifestKind[E], *, me: Member, mine: Manifest | None
+    context: RoundContext, roster: bytes, kind: ManifestKind[E], *, host: Host, mine: Manifest | None
 ) -> SignedCohort[E]:
     """At a node: everybody who takes part, verified and vouched for now, and this node with what it said itself.
 
-    Without `mine` after a restart, when the roster comes from the node's own memory.
+    A circle is judged beside every sum that any of its members was part of before, and noted, before anything of it
+    leaves. Without `mine` after a restart, when the roster comes from the node's own memory.
     """
     manifests = parse(Roster, roster).manifests
     if mine is not None and mine not in manifests:
         raise ProtectionError("this node's own manifest is missing or was changed")
-    return SignedCohort.read(context, manifests, kind).vouched(me.vouch)
+    cohort = SignedCohort.read(context, manifests, kind).vouched(host.me.vouch)
+    if context.whole:
+        _judge(context, cohort, host.past)
+    return cohort
+
+
+def _judge(context: RoundContext, cohort: SignedCohort[E], past: Past) -> None:
+    known, circle = past.known(), cohort.names
+    if circle not in known.rows:  # The same sites again say nothing new.
+        told = {row for peer in cohort.peers.values() for row in peer.opened}
+        agreed = known.agreed | cohort.agreed
+        check_together({*known.rows, *told, circle}, agreed=agreed, colluders=context.colluders)
+    if circle not in known.rows or not cohort.agreed <= known.agreed:
+        past.add(circle, cohort.agreed)

@@ -35,6 +35,13 @@ def require_cohort(nodes: Iterable[str], minimum: int, *, what: str = "round") -
         raise CohortTooSmallError(have=have, need=minimum, what=what)
 
 
+def require_whole(context: RoundContext, nodes: Iterable[str]) -> None:
+    """Raise `CohortTooSmallError` unless everybody invited is there, where only a whole circle may be opened."""
+    there = set(nodes)
+    if context.whole and there != set(context.invited):
+        raise CohortTooSmallError(have=len(there), need=len(context.invited), what="circle")
+
+
 def require_weight(context: RoundContext, weight: int, *, contributors: int = 1) -> None:
     """Raise `ProtectionError` unless so many nodes can weigh that much together: one below the floor sent nonsense.
 

@@ -19,13 +19,15 @@ from secure_fl.errors import CertificateError, CohortTooSmallError, OverflowInva
 from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript, verify
-from secure_fl.limits import KEYED_NODES
-from secure_fl.protect.cohort.minima import require_cohort
+from secure_fl.limits import KEYED_NODES, NODES
+from secure_fl.protect.cohort.minima import require_cohort, require_whole
 from secure_fl.protect.contract import RoundContext
 from secure_fl.protect.primitives.agreement import usable
 from secure_fl.protect.release.guard import releasable
-from secure_fl.rpc.protect_cohort_pb2 import Manifest
+from secure_fl.protect.release.past import CHANGING_COHORTS, Row
+from secure_fl.rpc.protect_cohort_pb2 import Manifest, Together
 
+_MAX_ROWS = NODES  # earlier sums in a manifest: no more are independent of each other
 _MAX_GROUPS = 64  # different cohorts in one round; each costs every node a share per peer
 
 E = TypeVar("E")  # what a protection's extension says
@@ -92,12 +94,21 @@ class Peer(Generic[E]):
     name: str
     certificate: Certificate
     blocks: frozenset[str]
+    exceptions: frozenset[str]
+    opened: tuple[Row, ...]  # sums it was part of before
     said: E  # what its protection's extension says
     manifest: Manifest
 
 
 def make_manifest(
-    context: RoundContext, me: Member, *, protocol: str, blocks: Iterable[str], extension: bytes
+    context: RoundContext,
+    me: Member,
+    *,
+    protocol: str,
+    blocks: Iterable[str],
+    extension: bytes,
+    exceptions: Iterable[str] = (),
+    opened: Iterable[Row] = (),
 ) -> Manifest:
     """A node's signed statement about itself in this attempt."""
     held = set(blocks)
@@ -107,6 +118,8 @@ def make_manifest(
         certificate=me.certificate.der,
         blocks=bits.to_bytes(_bitmap_bytes(context), "little"),
         extension=extension,
+        exceptions=sorted(exceptions),
+        opened=[Together(nodes=row) for row in opened],
     )
     manifest.signature = me.key.sign(f"{protocol} manifest", *_signed(context, manifest))
     return manifest
@@ -131,10 +144,15 @@ def read_manifest(context: RoundContext, manifest: Manifest, kind: ManifestKind[
     bits = int.from_bytes(manifest.blocks, "little")
     if len(manifest.blocks) != _bitmap_bytes(context) or bits >> len(context.layout.names):
         raise ProtectionError(f"{name} declares blocks that the round does not have")
+    if not context.partial and bits != (1 << len(context.layout.names)) - 1:
+        # A block is opened for those who hold it: one site that leaves it out would freeze it for everybody.
+        raise ProtectionError(f"{name} leaves out blocks that every site of this study shares")
     return Peer(
         name=name,
         certificate=certificate,
         blocks=frozenset(block for position, block in enumerate(context.layout.names) if bits >> position & 1),
+        exceptions=frozenset(manifest.exceptions),
+        opened=_rows(name, manifest),
         said=kind.read(context, name, manifest.extension),
         manifest=bare,
     )
@@ -151,6 +169,7 @@ class SignedCohort(Generic[E]):
         if len(set(keys)) != len(keys):
             raise ProtectionError("two manifests share a key")
         require_cohort(self.names, context.min_cohort)
+        require_whole(context, self.names)
         self.peers: Mapping[str, Peer[E]] = {peer.name: peer for peer in peers}
         self.minimum = context.min_cohort
         self.threshold = threshold(len(peers), context.colluders)
@@ -182,15 +201,31 @@ class SignedCohort(Generic[E]):
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Blocks with enough holders, by cohort. A block with fewer is in none: it is never even uploaded."""
+        """Blocks with enough holders, by cohort. A block with fewer is in none: it is never even uploaded.
+
+        In a circle everybody is enough, and nobody less.
+        """
         by_holders: dict[tuple[str, ...], list[str]] = {}
+        minimum = len(self.names) if self._context.whole else self.minimum
         for block in self._context.layout.names:
             holders = tuple(name for name in self.names if block in self.peers[name].blocks)
-            if len(holders) >= self.minimum:
+            if len(holders) >= minimum:
                 by_holders.setdefault(holders, []).append(block)
         if len(by_holders) > _MAX_GROUPS:
             raise ProtectionError(f"more than {_MAX_GROUPS} different cohorts in one round")
         return tuple(Group(index, tuple(blocks), holders) for index, (holders, blocks) in enumerate(by_holders.items()))
+
+    @property
+    def agreed(self) -> frozenset[str]:
+        """Who agrees to be shown by the difference of sums over changing sites."""
+        return frozenset(name for name, peer in self.peers.items() if CHANGING_COHORTS in peer.exceptions)
+
+    @cached_property
+    def common(self) -> tuple[str, ...]:
+        """The blocks that everybody holds, in the layout's order: what a circle shares."""
+        return tuple(
+            block for block in self._context.layout.names if all(block in peer.blocks for peer in self.peers.values())
+        )
 
     @cached_property
     def _groups_of(self) -> Mapping[str, tuple[Group, ...]]:
@@ -220,6 +255,10 @@ class SignedCohort(Generic[E]):
         if len(nodes) < need:
             raise CohortTooSmallError(have=len(nodes), need=need, what=what)
 
+    def require_whole(self, nodes: Iterable[str]) -> None:
+        """Raise `CohortTooSmallError` unless these are everybody, where only a whole circle may be opened."""
+        require_whole(self._context, nodes)
+
     def public_key(self, name: str) -> bytes:
         """The enrolled key that a node signs with."""
         return self.peers[name].certificate.signing_public
@@ -240,5 +279,20 @@ def _bitmap_bytes(context: RoundContext) -> int:
     return -(-len(context.layout.names) // 8)
 
 
+def _rows(name: str, manifest: Manifest) -> tuple[Row, ...]:
+    rows = tuple(tuple(row.nodes) for row in manifest.opened)
+    if len(rows) > _MAX_ROWS or any(list(row) != sorted(set(row)) or len(row) > NODES for row in rows):
+        raise ProtectionError(f"{name} was part of too many sums before, or of none that can be")
+    return rows
+
+
 def _signed(context: RoundContext, manifest: Manifest) -> tuple[bytes, ...]:
-    return (context.binding, manifest.node.encode(), manifest.certificate, manifest.blocks, manifest.extension)
+    return (
+        context.binding,
+        manifest.node.encode(),
+        manifest.certificate,
+        manifest.blocks,
+        manifest.extension,
+        transcript("exceptions", *(exception.encode() for exception in manifest.exceptions)),
+        *(transcript("opened", *(node.encode() for node in row.nodes)) for row in manifest.opened),
+    )

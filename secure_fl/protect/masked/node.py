@@ -72,6 +72,7 @@ class MaskedNode:
 
     def __init__(self, context: RoundContext, contribution: Contribution, host: Host) -> None:
         self._context = context
+        self._host = host
         self._me = host.me
         self._blocks = dict(contribution.blocks)  # each goes as it is masked: its memory is needed for what comes of it
         self._weight = contribution.weight
@@ -109,13 +110,15 @@ class MaskedNode:
             protocol=MANIFESTS.protocol,
             blocks=self._blocks,
             extension=MANIFESTS.write(mask_key=self._mask_key, envelope_key=self._envelope_key),
+            exceptions=self._host.exceptions,
+            opened=self._host.past.known().rows,
         )
         return say(self._manifest)
 
     # --- share ------------------------------------------------------------------------------------------------
 
     def _share(self, message: Message) -> Message:
-        self._cohort = meet(self._context, message.body, MANIFESTS, me=self._me, mine=self._manifest)
+        self._cohort = meet(self._context, message.body, MANIFESTS, host=self._host, mine=self._manifest)
         self._envelopes = Envelopes(self._envelope_key, rho=self._cohort.rho)
         groups = self._cohort.groups_of(self._me.name)
         self._seeds = {group.index: self._randomness.bytes(32) for group in groups}
@@ -257,6 +260,8 @@ class MaskedNode:
         for agreement in agreements:
             verify_survivors(self._cohort, agreement.node, self._agreed, agreement.signature)
         opened = self._cohort.releasable(self._cohort.uploaded(self._sharers), self._survivors)
+        for group in opened:
+            self._host.past.add(tuple(n for n in self._survivors if n in group.holders), self._cohort.agreed)
         answer = MaskedShares()
         for name in self._sharers:
             held = self._held.get(name)

@@ -50,6 +50,8 @@ class Holder:
             for present in [[name for name in uploads.names if name in group.holders]]
         ]
         party.memory.decide(OPEN, question(uploads.digest, said.envelopes))
+        for group in opened:
+            party.host.past.add(tuple(n for n in uploads.names if n in group.holders), party.cohort.agreed)
         return say(SealedSums(shares=[total.tobytes() for total in sums]))
 
     def _key_shares(self, uploads: Uploads, envelopes: Sequence[SealedEnvelope]) -> dict[tuple[str, int], Elements]:

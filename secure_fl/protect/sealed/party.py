@@ -32,6 +32,7 @@ class Party:
 
     def __init__(self, context: RoundContext, host: Host, *, digested: bool = False) -> None:
         self.context = context
+        self.host = host
         self.me = host.me
         self.randomness = host.randomness
         self.terms = Terms.of(context)
@@ -67,7 +68,7 @@ class Party:
 
     def meet(self, roster: bytes, mine: Manifest | None = None) -> SealedCohort:
         """Everybody who takes part, verified and vouched for now."""
-        self._met = meet(self.context, roster, MANIFESTS, me=self.me, mine=mine)
+        self._met = meet(self.context, roster, MANIFESTS, host=self.host, mine=mine)
         return self._met
 
     @property

@@ -45,6 +45,7 @@ class Uploads:
         for commit in commits:
             verify_commit(cohort, commit, digested=digested)
         require_cohort(self.names, cohort.minimum, what="uploads")
+        cohort.require_whole(self.names)
         self.commits: Mapping[str, SealedCommit] = {commit.node: commit for commit in commits}
         # Each commit is one field: in a flat list one node's digests could pass for another node and its upload.
         signed = (transcript("upload", commit.node.encode(), commit.upload, *commit.digests) for commit in commits)

@@ -15,7 +15,7 @@ from secure_fl.protect.contract import Ask, Bulk, Message, OpenedSums, RoundCont
 from secure_fl.protect.primitives.field import ELEMENT, Elements, add, read_elements
 from secure_fl.protect.sealed.coordinator import PIECE, SealedCoordinator, Step
 from secure_fl.protect.sealed.groups import SealedGroup, group_values, sealed_groups
-from secure_fl.protect.sealed.phases import OPEN, SUM
+from secure_fl.protect.sealed.phases import ADVERTISE, OPEN, SUM, UPLOAD
 from secure_fl.protect.sealed.ring import Product
 from secure_fl.protect.sealed.shares import VECTOR_BYTES, interpolate
 from secure_fl.rpc.protect_sealed_pb2 import SealedSums
@@ -40,8 +40,15 @@ class SumCoordinator(SealedCoordinator):
 
     @property
     def missing(self) -> int:
-        """How many holders have to answer yet. Uploads are in and keys are shared: nothing is lost by waiting."""
-        return max(0, self._cohort.threshold - len(self._shares)) if self._phase == OPEN else 0
+        """How many have to answer yet: of a circle everybody, and in the end enough holders.
+
+        Once uploads are in and keys are shared, nothing is lost by waiting.
+        """
+        if self._phase == ADVERTISE:
+            return self._gathering.missing
+        if self._phase == UPLOAD:
+            return len(self._context.invited) - len(self._commits) if self._context.whole else 0
+        return max(0, self._cohort.threshold - len(self._shares))
 
     def _ask_for_uploads(self) -> Ask:
         ask = super()._ask_for_uploads()

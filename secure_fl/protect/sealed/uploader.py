@@ -59,6 +59,8 @@ class Uploader:
             protocol=MANIFESTS.protocol,
             blocks=self._blocks,
             extension=party.extension(dealt, [row_hash(*row) for row in opened]),
+            exceptions=party.host.exceptions,
+            opened=party.host.past.known().rows,
         )
         return say(self._manifest)
 

@@ -1,0 +1,1 @@
+"""`masked`: pairwise masks within a circle, which cancel in its whole sum and nowhere else."""

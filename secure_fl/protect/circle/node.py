@@ -1,0 +1,88 @@
+"""The node's half of `masked`. Every promise to the site is a check here, before anything is said.
+
+advertise  say which blocks I hold and under which fresh key, signed
+commit     verify that the whole circle is there; mask my values towards each of it; sign the hash of that
+upload     verify that the whole circle has committed; send what I committed to
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from secure_fl.errors import ProtectionError
+from secure_fl.messages import parse
+from secure_fl.protect.bodies import as_bulk, say
+from secure_fl.protect.circle.layout import CircleWords
+from secure_fl.protect.circle.manifest import MANIFESTS
+from secure_fl.protect.circle.phases import PHASES
+from secure_fl.protect.circle.statements import mask_keys, sign_commit, verify_commits
+from secure_fl.protect.cohort.meeting import meet
+from secure_fl.protect.cohort.signed import make_manifest
+from secure_fl.protect.contract import Contribution, Host, Message, RoundContext
+from secure_fl.protect.masked.masks import add_masks
+from secure_fl.protect.masked.packing import WORD, Words
+from secure_fl.rpc.protect_circle_pb2 import CircleCommits
+
+
+class CircleNode:
+    """One node in one attempt. It goes through the phases once and forwards only."""
+
+    def __init__(self, context: RoundContext, contribution: Contribution, host: Host) -> None:
+        self._context = context
+        self._host = host
+        self._me = host.me
+        self._blocks = dict(contribution.blocks)
+        self._weight = contribution.weight
+        # In memory only: after a restart there is another attempt, with the same integers under another key.
+        self._mask_key = X25519PrivateKey.from_private_bytes(host.randomness.bytes(32))
+        self._words: Words = np.empty(0, WORD)
+        # Unbound: a half that refers to itself would live, with its update, until the garbage collector comes by.
+        cls = CircleNode
+        self._todo = list(zip(PHASES, (cls._advertise, cls._commit, cls._upload), strict=True))
+
+    def answer(self, phase: str, message: Message) -> Message:
+        """Answer the next phase; a second request for a phase, or one out of turn, gets nothing."""
+        if not self._todo or self._todo[0][0] != phase:
+            raise ProtectionError(f"phase {phase!r} is not the next one")
+        _, act = self._todo.pop(0)  # Before it acts: a phase that failed is not tried again on other terms.
+        try:
+            return act(self, message)
+        except BaseException:
+            self._todo.clear()
+            raise
+
+    def _advertise(self, _message: Message) -> Message:
+        self._manifest = make_manifest(
+            self._context,
+            self._me,
+            protocol=MANIFESTS.protocol,
+            blocks=self._blocks,
+            extension=MANIFESTS.write(self._mask_key),
+            exceptions=self._host.exceptions,
+            opened=self._host.past.known().rows,
+        )
+        return say(self._manifest)
+
+    def _commit(self, message: Message) -> Message:
+        self._cohort = meet(self._context, message.body, MANIFESTS, host=self._host, mine=self._manifest)
+        words = CircleWords.of(self._context, self._cohort).pack(self._blocks, self._weight)
+        plus, minus = mask_keys(self._mask_key, self._cohort, self._me.name)
+        add_masks(words, plus=plus, minus=minus)
+        del self._mask_key
+        self._words = words
+        self._digest = hashlib.sha256(as_bulk(words)).digest()
+        self._committed = sign_commit(self._me, self._cohort, self._digest)
+        said = say(self._committed)
+        return Message(body=said.body, pledged=words.nbytes)
+
+    def _upload(self, message: Message) -> Message:
+        commits = parse(CircleCommits, message.body).commits
+        if self._committed not in commits:
+            raise ProtectionError("this node is said to have committed to something else than it did")
+        # Not before everybody is bound: whoever chooses last, knowing the others' sum, makes it what it wants.
+        verify_commits(self._cohort, commits)
+        words, self._words = self._words, np.empty(0, WORD)
+        return Message(bulk=as_bulk(words), digest=self._digest)

@@ -1,0 +1,58 @@
+"""Circles: how a study divides its roster, once, so that every sum it ever opens is the sum of a whole circle.
+
+Whatever is opened in any attempt, round or evaluation then lies in the span of the circles' sums. With equal weights
+the best estimate of one site's update, by a coordinator that works with c other sites, explains at most 1/(g − c) of
+its variance in a circle of g, for ever: there is no second sum with one site more or less to subtract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+from secure_fl.errors import SettingsError
+
+Circle: TypeAlias = tuple[str, ...]  # names of sites, sorted
+
+
+def smallest_circle(colluders: int) -> int:
+    """The fewest sites of a circle: two that nobody else speaks for."""
+    return max(3, colluders + 2)
+
+
+def divide(names: Collection[str], *, colluders: int, at_least: int = 0) -> tuple[Circle, ...]:
+    """As many circles as the roster allows, by name and of nearly the same size.
+
+    A circle's sum is seen by its own members, too, so at least one colluder is reckoned with: c + 3 sites leave three
+    behind each other where c were enough for two. A roster that is smaller than that is one circle.
+
+    >>> divide(["a", "b", "c", "d", "e", "f", "g", "h", "i"], colluders=1)
+    (('a', 'b', 'c', 'd', 'e'), ('f', 'g', 'h', 'i'))
+    """
+    ordered = sorted(names)
+    count = max(1, len(ordered) // max(max(1, colluders) + 3, at_least))
+    size, larger = divmod(len(ordered), count)
+    circles, start = [], 0
+    for index in range(count):
+        end = start + size + (index < larger)
+        circles.append(tuple(ordered[start:end]))
+        start = end
+    return tuple(circle for circle in circles if circle)
+
+
+def checked(circles: Sequence[Sequence[str]], names: Collection[str], *, at_least: int) -> tuple[Circle, ...]:
+    """Circles that a study lists, sorted. Raises `SettingsError` unless each site is in exactly one large enough."""
+    listed = [name for circle in circles for name in circle]
+    if sorted(listed) != sorted(names):
+        wrong = sorted(set(listed) ^ set(names)) or sorted({name for name in listed if listed.count(name) > 1})
+        raise SettingsError(
+            f"protection.circles: {', '.join(wrong)} must be in the roster and in one circle",
+            advice='list each site of the roster once, or write circles = "auto"',
+        )
+    small = [circle for circle in circles if len(circle) < at_least]
+    if small:
+        raise SettingsError(
+            f"protection.circles: {', '.join(small[0]) or 'an empty circle'} is a circle of fewer than {at_least}",
+            advice="make fewer and larger circles; what a smaller one opens would show its sites",
+        )
+    return tuple(sorted(tuple(sorted(circle)) for circle in circles))
