@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from coordinator.attempt import AttemptRunner, StudyServices
+from coordinator.left_out import LeftOutSites
 from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt
-from secure_fl.errors import LateMessageError, NotConnectedError, RoundError, SecureFLError
+from secure_fl.errors import LateMessageError, NotConnectedError, RoundError, SecureFLError, WrongSharesError
 from secure_fl.events import RoundResumed, RoundStarted, RoundVoid
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 class OpenAttempts:
     """Those of one study, by round and attempt."""
 
-    def __init__(self, services: StudyServices, *, now: Callable[[], float]) -> None:
+    def __init__(self, services: StudyServices, left_out: LeftOutSites, *, now: Callable[[], float]) -> None:
         self._services = services
+        self._left_out = left_out
         self._resolved = services.resolved
         self._now = now
         self._open: dict[tuple[int, int], AttemptRunner] = {}
@@ -114,6 +116,8 @@ class OpenAttempts:
         attempt = self._open.get((plan.number, plan.attempt))
         if attempt is not None:
             await attempt.close(LateMessageError(f"round {plan.number} attempt {plan.attempt} is over"))
+        if isinstance(error, WrongSharesError):  # Before the attempt is over: the next one goes on without them.
+            await self._left_out.add(plan.number, error.blamed)
         await in_thread(self._services.store.abort_attempt, plan, error.code)
         self.end(plan, committed=False, reason=error.code)
         files = self._services.files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from coordinator.attempt import Sessions
+from coordinator.left_out import LeftOutSites
 from coordinator.pulse import Pulse
 from secure_fl.aggregation import RequestKind
 from secure_fl.events import Listener, Waiting
@@ -15,8 +16,9 @@ from secure_fl.study.resolved import ResolvedStudy
 class Gathering:
     """Waits for a study's sites before a round, and remembers who was not worth waiting for."""
 
-    def __init__(self, resolved: ResolvedStudy, sessions: Sessions, listener: Listener) -> None:
+    def __init__(self, resolved: ResolvedStudy, sessions: Sessions, listener: Listener, left_out: LeftOutSites) -> None:
         self._resolved = resolved
+        self._left_out = left_out
         self._sessions = sessions
         self._listener = listener
         self._pulse = Pulse()
@@ -62,15 +64,20 @@ class Gathering:
         self._listener(Waiting(study_id=self._resolved.id, ready=ready, roster=roster, minimum=minimum))
 
     async def invited(self) -> tuple[str, ...]:
-        """Wait for the roster, but not again for a site that was missing before, and never below the minimum."""
+        """Wait for the roster, but not again for a site that was missing before, and never below the minimum.
+
+        Whoever is left out is not in it. Raises `StudyAbortedError` if too few are not.
+        """
         study = self._resolved.study
-        roster = frozenset(study.study.roster)
+        everybody = frozenset(study.study.roster)
         minimum = study.min_cohort(self._resolved.request)
+        self._left_out.require_others(everybody, minimum=minimum)
+        roster = everybody - self._left_out.names
         loop = asyncio.get_running_loop()
         patience = loop.time() + study.rounds.gather
         told = False
         while True:
-            ready = self._ready()
+            ready = self._ready() & roster
             if len(ready) >= minimum and (ready >= roster - self._missing or loop.time() >= patience):
                 break
             if not told:

@@ -14,10 +14,10 @@ from coordinator.rounds import RoundResult
 from coordinator.store import StoredAnswer
 from coordinator.traffic import Traffic
 from secure_fl.encoding.metrics import SiteMetrics
-from secure_fl.errors import LateMessageError, NotConnectedError
+from secure_fl.errors import LateMessageError, NotConnectedError, WrongSharesError
 from secure_fl.protect.combining import CombinationsSent
 from secure_fl.protect.contract import Opened
-from secure_fl.results.record import CircleRound, NodeRound, Outcome, RoundRecord, StudyRecord
+from secure_fl.results.record import CircleRound, LeftOut, NodeRound, Outcome, RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
@@ -70,10 +70,12 @@ class RoundFacts:
         )
 
 
-def record_round(facts: RoundFacts, *, roster: Iterable[str], per_node: bool) -> RoundRecord:
-    """The round's record."""
+def record_round(
+    facts: RoundFacts, *, roster: Iterable[str], per_node: bool, left_out: frozenset[str] = frozenset()
+) -> RoundRecord:
+    """The round's record; `left_out` are those who were not invited although they may be there."""
     reports = {a.node: a.header.metrics for a in facts.answers if per_node and a.header.HasField("metrics")}
-    nodes = tuple(_node(name, facts, reports.get(name)) for name in roster)
+    nodes = tuple(_node(name, facts, reports.get(name), left_out=name in left_out) for name in roster)
     record = RoundRecord(
         number=facts.number,
         kind=facts.kind,
@@ -107,6 +109,7 @@ def study_record(
     parameters: int,
     shared_parameters: int,
     rounds: tuple[RoundRecord, ...],
+    left_out: tuple[LeftOut, ...] = (),
 ) -> StudyRecord:
     """A study so far."""
     study = resolved.study
@@ -124,17 +127,18 @@ def study_record(
         shared_parameters=shared_parameters,
         combinations_opened=sum(record.combinations for record in rounds),
         rounds=rounds,
+        left_out=left_out,
         settings=resolved.canonical.decode(),
     )
 
 
-def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None) -> NodeRound:
+def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None, *, left_out: bool) -> NodeRound:
     outcome: Outcome
     reason = facts.left.get(name, "")
     if name in facts.opened.cohort:
         outcome, reason = "took part", ""
     elif name not in facts.invited:
-        outcome = "absent"
+        outcome, reason = "absent", WrongSharesError.code if left_out else reason
     elif not reason and facts.circles:
         outcome = "waited"
     else:

@@ -18,6 +18,7 @@ from coordinator.attempt import Sessions, StudyServices, upload_folder
 from coordinator.attempts import OpenAttempts, vanished
 from coordinator.bulk_files import BulkFiles
 from coordinator.gathering import Gathering
+from coordinator.left_out import LeftOutSites
 from coordinator.recording import RoundFacts, record_round, study_record
 from coordinator.rounds import CirclesRound, GatheredRound, Round, RoundResult, RoundServices
 from coordinator.shared_model import Decoded, SharedModel
@@ -84,9 +85,10 @@ class StudyRunner:
             unbroken=self._unbroken,
             grace=grace,
         )
-        self._attempts = OpenAttempts(self._services, now=now)
+        self._left_out = LeftOutSites(self.id, folder, listener)
+        self._attempts = OpenAttempts(self._services, self._left_out, now=now)
         self._welcoming: set[asyncio.Task[None]] = set()
-        self._gathering = Gathering(self.resolved, sessions, listener)
+        self._gathering = Gathering(self.resolved, sessions, listener, self._left_out)
         self._records: list[RoundRecord] = []
 
     # --- the study --------------------------------------------------------------------------------------------
@@ -112,6 +114,7 @@ class StudyRunner:
         self._store.add_study(self.id, self.resolved.canonical, now=self._now())
         self._model = SharedModel(self.resolved, self._store, self._files)
         self._records = list(self._store.records(self.id))
+        self._left_out.load()
         # Killed between a commit and its tidying up, a coordinator left uploads that nobody will ask for.
         self._files.clear_uploads_but({upload_folder(plan) for plan in self._store.open_attempts(self.id)})
 
@@ -177,6 +180,7 @@ class StudyRunner:
             parameters=self._model.parameters,
             shared_parameters=self._model.layout.model.size,
             rounds=tuple(self._records),
+            left_out=self._left_out.sites,
         )
 
     def recall(self, outcome: str, reason: str) -> None:
@@ -228,11 +232,13 @@ class StudyRunner:
         for attempt in result.attempts:
             await attempt.close(LateMessageError(f"round {number} attempt {attempt.plan.attempt} is over"))
         opened = result.opened
+        await self._left_out.add(number, opened.blamed)
         decoded, stepped = await in_thread(self._step, kind, opened)
         record = record_round(
             RoundFacts.of(number, kind, result, metrics=decoded.metrics, blocks_kept=decoded.blocks_kept),
             roster=self.study.study.roster,
             per_node=self.study.metrics.share == "per-node",
+            left_out=self._left_out.names,
         )
         plans = [attempt.plan for attempt in result.attempts]
         # A stop cancels this task but not the transaction; it waits for it, so that both tell the same story.

@@ -8,6 +8,7 @@ nothing of the message, so an error text never crosses from one party to the oth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -215,6 +216,17 @@ class CohortTooSmallError(RoundError):
         self.need = need
 
 
+class TooFewCirclesError(CohortTooSmallError):
+    """Fewer circles were opened than it takes to outvote those of colluding sites: the round makes no step."""
+
+    code = "TooFewCircles"
+    advice = "wait for whole circles to be there, or agree on a study with more circles or without protection.robust"
+
+    def __init__(self, *, have: int, need: int) -> None:
+        super().__init__(have=have, need=need, what="robust mean")
+        RoundError.__init__(self, f"robust mean: {have} circles were opened, at least {need} are needed")
+
+
 class StudyAbortedError(RoundError):
     """The study ended before its last round."""
 
@@ -276,6 +288,17 @@ class ReleaseRefusedError(ProtectionError):
         self.node = node
         self.rule = rule
         self.coalition = coalition
+
+
+class WrongSharesError(ProtectionError):
+    """Sites gave or dealt wrong shares, and too few right ones are left to open the sums."""
+
+    code = "WrongShares"
+    advice = "whoever is named is left out of the next attempt; where nobody is, ask for a study with more sites"
+
+    def __init__(self, message: str, *, blamed: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.blamed = dict(blamed)  # site → what it did; empty where nobody can be named
 
 
 class RestartedError(RoundError):

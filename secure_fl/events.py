@@ -140,6 +140,17 @@ class RoundVoid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiteLeftOut:
+    """A site was found to cheat: the study goes on without it."""
+
+    name: ClassVar[str] = "site-left-out"
+    study_id: str
+    round: int
+    node: str
+    what: str  # it did
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyEnded:
     """A study is finished or aborted."""
 
@@ -208,6 +219,7 @@ Event: TypeAlias = (
     | PhaseClosed
     | RoundCommitted
     | RoundVoid
+    | SiteLeftOut
     | StudyEnded
     | StudyPaused
     | StudyFailed

@@ -25,6 +25,7 @@ from secure_fl.events import (
     RoundStarted,
     RoundVoid,
     SatOut,
+    SiteLeftOut,
     Waiting,
     WaitingForHolders,
 )
@@ -79,6 +80,8 @@ class RunProgress:
                 self._say(f"[red]{node} left with exit code {code}[/]")
             case RoundVoid(round=number, attempt=attempt, reason=reason):
                 self._say(f"[yellow]round {number}, attempt {attempt} failed: {reason}[/]")
+            case SiteLeftOut(round=number, node=node, what=what):
+                self._say(f"[red]left out: {node} {what} in round {number}[/]")
             case RoundResumed(round=number):
                 self._say(f"resuming round {number}")
             case RoundCommitted(record=record):

@@ -105,12 +105,10 @@ class FixedPoint:
     def require_range(self, block: BlockSum) -> None:
         """Raise `OverflowInvariantError` unless contributors with that weight can have made the sum: |mean| ≤ clip.
 
-        A contributor that weighs less than a whole unit may have rounded up by less than one step.
+        Whoever weighs less than a whole may have rounded up, by less than one step; a whole ends at the limit itself.
         """
-        units = block.weight / WEIGHT_UNITS
-        bound = self.limit * units
-        if units < block.contributors:
-            bound = min(bound + block.contributors, self.limit * block.contributors)
+        lighter = min(block.contributors, max(0, WEIGHT_UNITS * block.contributors - block.weight))  # at most so many
+        bound = self.limit * block.weight / WEIGHT_UNITS + lighter
         # Not np.abs: the most negative integer is its own absolute value, and would pass.
         low, high = int(block.total.min(initial=0)), int(block.total.max(initial=0))
         if block.weight <= 0 or low < -bound or high > bound:

@@ -194,6 +194,7 @@ class Opened:
     """The end of a round, with those whose values are in what was opened."""
 
     cohort: tuple[str, ...]
+    blamed: Mapping[str, str] = field(default_factory=dict)  # who cheated, though in vain → what it did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +240,8 @@ class CoordinatorHalf(Protocol):
     def close(self) -> Ask | Opened:
         """End the current phase with whoever answered: the next phase, or what was opened.
 
-        Raises `CohortTooSmallError` or `ProtectionError` where nothing may be opened: the attempt is then void.
+        Raises `CohortTooSmallError` or `ProtectionError` where nothing may be opened: the attempt is then void. Where
+        that is the fault of nodes that can be named, `WrongSharesError` names them.
         """
         ...
 

@@ -107,6 +107,10 @@ def _banners(record: StudyRecord) -> str:
         parts.append(("bad", "The study ended before its last round", reason))
     elif record.outcome == "running":
         parts.append(("", "Still running", "These are the rounds committed so far."))
+    if record.left_out:
+        sites = "; ".join(escape(str(site)) for site in record.left_out)
+        them = "it" if len(record.left_out) == 1 else "them"
+        parts.append(("bad", "Left out", f"{sites}. Every attempt after that was without {them}."))
     return "".join(f'<p class="banner {css}" role="note"><b>{title}</b>{text}</p>\n' for css, title, text in parts)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from secure_fl.errors import SecureFLError, by_code
+from secure_fl.errors import SecureFLError, WrongSharesError, by_code
 from secure_fl.report.text import DASH, count, decimal, duration, escape, number, percent, ranges, size
 from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
@@ -16,7 +16,7 @@ OUTCOMES: Mapping[str, tuple[str, str]] = {
     "took part": ("t", "its update is in the sum"),
     "dropped": ("d", "started, then was lost"),
     "sat out": ("s", "connected, did not train"),
-    "absent": ("a", "not connected"),
+    "absent": ("a", "not connected, or left out"),
 }
 _WIDTHS = ((21, "roomy"), (31, "few"), (64, "some"))  # up to so many rounds, cells of this width still fit
 
@@ -26,6 +26,7 @@ _MISSING = {
     "dropped": ("No reason was recorded.", ""),
     "sat out": ("No reason was recorded.", ""),
     "LateMessage": ("It did not answer in time.", "if this repeats, raise rounds.deadline or rounds.phase_deadline"),
+    WrongSharesError.code: ("It was left out because it had cheated before.", "see the top of this page"),
     "NotConnected": ("It lost its connection.", "if this repeats, look at the site's network and its log"),
 }
 

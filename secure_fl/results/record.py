@@ -79,6 +79,18 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A site that the study went on without."""
+
+    node: str
+    round: int  # in which it was found out; it may be in that round's sum
+    what: str  # it did
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.what} in round {self.round}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:
     """A study so far."""
 
@@ -95,6 +107,7 @@ class StudyRecord:
     shared_parameters: int = 0
     combinations_opened: int = 0
     rounds: tuple[RoundRecord, ...] = field(default=())
+    left_out: tuple[LeftOut, ...] = ()
     settings: str = ""  # the study in canonical form, whose hash is `study_id`
     version: int = RECORD_VERSION
 
@@ -116,7 +129,8 @@ class StudyRecord:
         if values.get("version", RECORD_VERSION) > RECORD_VERSION:
             raise SchemaError("the study's record was written by a newer version")
         rounds = tuple(round_from_json(item) for item in values["rounds"])
-        return cls(**{**values, "roster": tuple(values["roster"]), "rounds": rounds})
+        left_out = tuple(LeftOut(**item) for item in values.get("left_out", ()))
+        return cls(**{**values, "roster": tuple(values["roster"]), "rounds": rounds, "left_out": left_out})
 
 
 def round_from_json(values: Mapping[str, Any]) -> RoundRecord:

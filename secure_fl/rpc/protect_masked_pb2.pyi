@@ -15,14 +15,16 @@ class MaskedManifest(_message.Message):
     def __init__(self, mask_key: _Optional[bytes] = ..., envelope_key: _Optional[bytes] = ...) -> None: ...
 
 class MaskedEnvelope(_message.Message):
-    __slots__ = ("peer", "key_share", "seed_shares")
+    __slots__ = ("peer", "key_share", "seed_shares", "commitments")
     PEER_FIELD_NUMBER: _ClassVar[int]
     KEY_SHARE_FIELD_NUMBER: _ClassVar[int]
     SEED_SHARES_FIELD_NUMBER: _ClassVar[int]
+    COMMITMENTS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     key_share: bytes
     seed_shares: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, peer: _Optional[str] = ..., key_share: _Optional[bytes] = ..., seed_shares: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    commitments: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, peer: _Optional[str] = ..., key_share: _Optional[bytes] = ..., seed_shares: _Optional[_Iterable[bytes]] = ..., commitments: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MaskedEnvelopes(_message.Message):
     __slots__ = ("envelopes", "commitments")

@@ -225,13 +225,18 @@ def test_a_total_that_its_contributors_cannot_have_made_is_refused(sign: int, bi
             codec.decode(BlockSum(total=np.array([0, total]), weight=5 * 64, contributors=5))
 
 
-def test_light_contributors_cannot_have_made_as_much_as_heavy_ones() -> None:
-    """Or one of them, with a small weight word, would move a mean beyond the clip."""
-    codec = FixedPoint(bits=16, clip=1.0)
-    most = 5 * codec.limit // 2 + 5
-    assert abs(codec.decode(BlockSum(total=np.array([most]), weight=160, contributors=5))[0]) <= 1.001
+@law
+@given(bits_of, st.lists(weights, min_size=1, max_size=12), st.sampled_from([1, -1]))
+def test_a_mean_is_within_the_clip_whatever_the_weights_say(bits: int, cohort: list[int], sign: int) -> None:
+    codec = FixedPoint(bits=bits, clip=1.0)
+    extreme = [codec.encode(vector(sign * 1.0), weight=weight, stream=Constant(0xFF))[0] for weight in cohort]
+    total, weight, count = sum(int(one[0]) for one in extreme), sum(cohort), len(cohort)
+    codec.require_range(BlockSum(total=np.array([total]), weight=weight, contributors=count))
+    # One step for each that may have rounded, and no more: a small weight does not make room for a large mean.
+    steps = min(count, WEIGHT_UNITS * count - weight)
+    beyond = np.array([sign * (codec.limit * weight // WEIGHT_UNITS + steps + 1)])
     with pytest.raises(OverflowInvariantError):
-        codec.decode(BlockSum(total=np.array([most + 1]), weight=160, contributors=5))
+        codec.require_range(BlockSum(total=beyond, weight=weight, contributors=count))
 
 
 @pytest.mark.parametrize("weight", [0, -64])

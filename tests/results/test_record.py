@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord, round_from_json
+from secure_fl.results.record import LeftOut, NodeRound, RoundRecord, StudyRecord, round_from_json
 from secure_fl.rounds import RoundKind
 from tests.protect.laws import few
 
@@ -54,6 +54,7 @@ records = st.builds(
     parameters=counts,
     rounds=st.lists(rounds, max_size=3).map(tuple),
     settings=st.text(max_size=5),
+    left_out=st.lists(st.builds(LeftOut, node=st.text(), round=counts, what=st.text()), max_size=2).map(tuple),
 )
 
 
@@ -96,3 +97,12 @@ def test_what_a_round_adds_up_to() -> None:
     (only,) = example().rounds
     assert only.cohort == ("north",)
     assert (only.bytes_up, only.bytes_down) == (15, 3)
+
+
+def test_a_record_from_before_sites_could_be_left_out_is_read() -> None:
+    record = StudyRecord(
+        study="s", study_id="5a" * 32, task="digits", strategy="fedavg", protection="none", planned_rounds=1, roster=()
+    )
+    old = asdict(record)
+    del old["left_out"]
+    assert StudyRecord.from_json(old) == record

@@ -19,13 +19,22 @@ from secure_fl.protect.cohort.meeting import Gathering
 from secure_fl.protect.cohort.minima import require_weight
 from secure_fl.protect.cohort.signed import Group, names_digest
 from secure_fl.protect.contract import Ask, Bulk, Message, Opened, OpenedSums, RoundContext
-from secure_fl.protect.masked.derived import SEALED_BYTES, group_words, packing_of, pair_key, seed_commitment
+from secure_fl.protect.masked.derived import (
+    KEY_PURPOSE,
+    SEALED_BYTES,
+    group_words,
+    packing_of,
+    pair_key,
+    seed_commitment,
+    share_commitment,
+)
 from secure_fl.protect.masked.manifest import MANIFESTS
 from secure_fl.protect.masked.masks import add_masks
 from secure_fl.protect.masked.packing import WORD, Words
 from secure_fl.protect.masked.phases import ADVERTISE, CONSISTENCY, PHASES, SHARE, UNMASK, UPLOAD
 from secure_fl.protect.masked.statements import survivors_digest, verify_survivors, verify_upload
-from secure_fl.protect.primitives.shamir import Interpolation, read_share
+from secure_fl.protect.primitives.recovery import Recovery
+from secure_fl.protect.primitives.shamir import SHARE_BYTES, read_share
 from secure_fl.rpc.protect_masked_pb2 import (
     MaskedAgreement,
     MaskedAgreements,
@@ -51,6 +60,7 @@ class MaskedCoordinator:
         self._envelopes: dict[str, MaskedEnvelopes] = {}
         self._survivors: dict[str, MaskedSurvivor] = {}
         self._agreements: dict[str, MaskedAgreement] = {}
+        self._dealt: dict[tuple[str, str], tuple[bytes, ...]] = {}  # dealer and holder → commitments to the shares
         self._shares: dict[str, _Shares] = {}
         self._torn = False
         self._phase = ADVERTISE
@@ -104,6 +114,8 @@ class MaskedCoordinator:
             sealed = (envelope.key_share, *envelope.seed_shares)
             if len(sealed) != 1 + groups or any(len(share) != SEALED_BYTES for share in sealed):
                 raise ProtectionError(f"{node} sealed too much or too little")
+            if len(envelope.commitments) != 1 + groups or any(len(one) != 32 for one in envelope.commitments):
+                raise ProtectionError(f"{node} is not committed to its shares")
         if len(said.commitments) != groups or any(len(commitment) != 32 for commitment in said.commitments):
             raise ProtectionError(f"{node} is not committed to its seeds")
         self._envelopes[node] = said
@@ -121,8 +133,10 @@ class MaskedCoordinator:
         for sender in self._sharers:
             for envelope in self._envelopes[sender].envelopes:
                 if envelope.peer in inbox:
+                    self._dealt[sender, envelope.peer] = tuple(envelope.commitments)
                     forwarded = MaskedEnvelope(peer=sender, key_share=envelope.key_share)
                     forwarded.seed_shares.extend(envelope.seed_shares)
+                    forwarded.commitments.extend(envelope.commitments)
                     inbox[envelope.peer].append(forwarded)
             del self._envelopes[sender].envelopes[:]  # delivered; the commitments stay
         messages = {name: say(MaskedEnvelopes(envelopes=envelopes)) for name, envelopes in inbox.items()}
@@ -182,11 +196,15 @@ class MaskedCoordinator:
         said = parse(MaskedShares, message.body).shares
         if tuple(share.node for share in said) != self._sharers:
             raise ProtectionError(f"{node} did not answer about everybody, once and in order")
-        shares = _Shares({}, {})
+        shares = _Shares()
         for share in said:
             alive = share.node in self._survivors
-            if share.WhichOneof("kind") != ("seeds" if alive else "key"):
+            kind = share.WhichOneof("kind")
+            if kind is None and share.node != node:
+                continue  # It says that it was dealt nothing it could open.
+            if kind != ("seeds" if alive else "key"):
                 raise ProtectionError(f"{node} gave the wrong kind of share about {share.node}")
+            shares.about.add(share.node)
             if alive:
                 wanted = [group.index for group in self._opened if share.node in group.holders]
                 if len(share.seeds.shares) != len(wanted):
@@ -199,22 +217,36 @@ class MaskedCoordinator:
 
     def _open(self) -> OpenedSums:
         self._cohort.require_quorum(sorted(self._shares), what="unmasking")
-        interpolation = Interpolation(
-            [self._cohort.index(name) for name in sorted(self._shares)], threshold=self._cohort.threshold
+        recovery = Recovery(
+            {name: self._cohort.index(name) for name in self._cohort.names},
+            self._shares,
+            threshold=self._cohort.threshold,
+            colluders=self._context.colluders,
         )
-        gone = {name: self._mask_key(interpolation, name) for name in self._sharers if name not in self._survivors}
+        # All of them before anything else: whoever is to blame is named at once, also where the attempt is void.
+        gone = {name: self._mask_key(recovery, name) for name in self._sharers if name not in self._survivors}
+        seeds = {
+            (name, group.index): self._seed(recovery, name, group)
+            for group in self._opened
+            for name in group.holders
+            if name in self._survivors
+        }
+        recovery.require_everything()
+        keys = {name: X25519PrivateKey.from_private_bytes(key) for name, key in gone.items()}
         blocks: dict[str, BlockSum] = {}
         for group in self._opened:
-            self._unmask(group, interpolation, gone)
+            self._unmask(group, seeds, keys)
             blocks |= self._decode(group)
             del self._sums[group.index]  # one model at a time
-        return OpenedSums(blocks=blocks, cohort=tuple(sorted(self._survivors)))
+        return OpenedSums(blocks=blocks, cohort=tuple(sorted(self._survivors)), blamed=recovery.blamed)
 
-    def _unmask(self, group: Group, interpolation: Interpolation, gone: Mapping[str, X25519PrivateKey]) -> None:
+    def _unmask(
+        self, group: Group, seeds: Mapping[tuple[str, int], bytes], gone: Mapping[str, X25519PrivateKey]
+    ) -> None:
         """Subtract the survivors' self masks, and what is left of their masks towards those who are gone."""
         alive = [name for name in group.holders if name in self._survivors]
         plus: list[bytes] = []
-        minus = [self._seed(interpolation, name, group) for name in alive]
+        minus = [seeds[name, group.index] for name in alive]
         for name in group.holders:
             if name in gone:
                 for survivor in alive:
@@ -223,20 +255,30 @@ class MaskedCoordinator:
                     (minus if name > survivor else plus).append(key)
         add_masks(self._sums[group.index], plus=plus, minus=minus)
 
-    def _seed(self, interpolation: Interpolation, node: str, group: Group) -> bytes:
-        shares = {self._cohort.index(name): held.seeds[node, group.index] for name, held in self._shares.items()}
-        seed = interpolation.secret(shares)
+    def _seed(self, recovery: Recovery, node: str, group: Group) -> bytes:
         position = self._cohort.groups_of(node).index(group)
-        if seed_commitment(self._cohort, node, group, seed) != self._envelopes[node].commitments[position]:
-            raise ProtectionError(f"the shares of {node}'s seed are not of what it committed to")
-        return seed
+        commitment = self._envelopes[node].commitments[position]
+        return recovery.secret(
+            node,
+            {name: held.seeds[node, group.index] for name, held in self._shares.items() if node in held.about},
+            is_dealt=lambda holder, share: self._is_dealt(node, holder, group.label, 1 + position, share),
+            is_secret=lambda seed: seed_commitment(self._cohort, node, group, seed) == commitment,
+        )
 
-    def _mask_key(self, interpolation: Interpolation, node: str) -> X25519PrivateKey:
-        shares = {self._cohort.index(name): held.keys[node] for name, held in self._shares.items()}
-        key = X25519PrivateKey.from_private_bytes(interpolation.secret(shares))
-        if key.public_key().public_bytes_raw() != self._cohort.said(node).mask_key:
-            raise ProtectionError(f"the shares of {node}'s mask key are not of its key")
-        return key
+    def _mask_key(self, recovery: Recovery, node: str) -> bytes:
+        shown = self._cohort.said(node).mask_key
+        return recovery.secret(
+            node,
+            {name: held.keys[node] for name, held in self._shares.items() if node in held.about},
+            is_dealt=lambda holder, share: self._is_dealt(node, holder, KEY_PURPOSE, 0, share),
+            is_secret=lambda key: X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() == shown,
+        )
+
+    def _is_dealt(self, dealer: str, holder: str, purpose: bytes, position: int, share: int) -> bool:
+        """Whether this is the share that `dealer` committed to and `holder` took."""
+        raw = share.to_bytes(SHARE_BYTES, "little")
+        commitment = share_commitment(self._cohort, dealer, holder, purpose, raw)
+        return commitment == self._dealt[dealer, holder][position]
 
     def _decode(self, group: Group) -> dict[str, BlockSum]:
         words = self._sums[group.index]
@@ -257,6 +299,7 @@ class MaskedCoordinator:
 class _Shares:
     """What one node gave: seeds of those alive, keys of those gone."""
 
-    def __init__(self, seeds: dict[tuple[str, int], int], keys: dict[str, int]) -> None:
-        self.seeds = seeds
-        self.keys = keys
+    def __init__(self) -> None:
+        self.about: set[str] = set()  # of whom it held anything
+        self.seeds: dict[tuple[str, int], int] = {}
+        self.keys: dict[str, int] = {}

@@ -42,3 +42,9 @@ def pair_key(mine: X25519PrivateKey, cohort: MaskedCohort, me: str, peer: str, g
 def seed_commitment(cohort: MaskedCohort, node: str, group: Group, seed: bytes) -> bytes:
     """What binds a node to a seed before it is opened; the seed has 256 bits, so the hash hides it."""
     return hashlib.sha256(b"".join((cohort.rho, node.encode(), b"\x00", group.label, seed))).digest()
+
+
+def share_commitment(cohort: MaskedCohort, dealer: str, holder: str, purpose: bytes, share: bytes) -> bytes:
+    """Which share `dealer` dealt to `holder`. Without t others it has 256 bits of its own, so the hash hides it."""
+    names = (dealer.encode(), holder.encode())
+    return hashlib.sha256(transcript("masked share", cohort.rho, *names, purpose, share)).digest()

@@ -10,6 +10,7 @@ unmask       verify that enough others signed the same list; give exactly one ki
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,7 +23,14 @@ from secure_fl.protect.bodies import as_bulk, say
 from secure_fl.protect.cohort.meeting import meet
 from secure_fl.protect.cohort.signed import Group, make_manifest, names_digest
 from secure_fl.protect.contract import Contribution, Host, Message, RoundContext
-from secure_fl.protect.masked.derived import KEY_PURPOSE, group_words, packing_of, pair_key, seed_commitment
+from secure_fl.protect.masked.derived import (
+    KEY_PURPOSE,
+    group_words,
+    packing_of,
+    pair_key,
+    seed_commitment,
+    share_commitment,
+)
 from secure_fl.protect.masked.manifest import MANIFESTS
 from secure_fl.protect.masked.masks import add_masks
 from secure_fl.protect.masked.packing import WORD, Packing, Words
@@ -47,6 +55,8 @@ from secure_fl.rpc.protect_masked_pb2 import (
     MaskedShares,
     MaskedSurvivors,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +130,10 @@ class MaskedNode:
             if name == self._me.name:
                 self._held[name] = _Held(key_shares[position], seeds)
                 continue
-            answer.envelopes.append(
-                MaskedEnvelope(
-                    peer=name,
-                    key_share=self._seal(key_shares[position], name, purpose=KEY_PURPOSE),
-                    seed_shares=[self._seal(seeds[group.index], name, purpose=group.label) for group in groups],
-                )
-            )
+            dealt = [(KEY_PURPOSE, key_shares[position]), *((group.label, seeds[group.index]) for group in groups)]
+            key, *rest = (self._seal(share, name, purpose=purpose) for purpose, share in dealt)
+            commitments = [share_commitment(self._cohort, self._me.name, name, *one) for one in dealt]
+            answer.envelopes.append(MaskedEnvelope(peer=name, key_share=key, seed_shares=rest, commitments=commitments))
         return say(answer)
 
     def _split(self, secret: bytes) -> list[bytes]:
@@ -151,26 +158,46 @@ class MaskedNode:
         sharers = sorted([self._me.name, *(envelope.peer for envelope in delivered)])
         self._cohort.require_quorum(sharers, what="shares")
         for envelope in delivered:
-            self._held[envelope.peer] = self._read(envelope)
+            if (held := self._read(envelope)) is not None:
+                self._held[envelope.peer] = held
         self._sharers, self._sharers_digest = tuple(sharers), names_digest(sharers)
         bulk = as_bulk(self._masked())
         self._upload_digest = hashlib.sha256(bulk).digest()
         commit = sign_upload(self._me, self._cohort, self._sharers_digest, self._upload_digest)
         return say(MaskedCommit(signature=commit), bulk=bulk, digest=self._upload_digest)
 
-    def _read(self, envelope: MaskedEnvelope) -> _Held:
+    def _read(self, envelope: MaskedEnvelope) -> _Held | None:
+        """What `sender` dealt to this node, if that is what it committed to.
+
+        With nothing of it this node goes on, and says so when it is asked: sitting out, it would be the one who is
+        missing. It is no less safe for that; a share that it does not have it cannot be talked into giving.
+        """
         sender = envelope.peer
         groups = self._cohort.groups_of(sender)
-        if len(envelope.seed_shares) != len(groups):
+        if not len(envelope.seed_shares) == len(envelope.commitments) - 1 == len(groups):
             raise ProtectionError(f"{sender} shared too many or too few seeds")
-        key = self._unseal(envelope.key_share, sender, purpose=KEY_PURPOSE)
-        seeds = {
-            group.index: self._unseal(sealed, sender, purpose=group.label)
-            for group, sealed in zip(groups, envelope.seed_shares, strict=True)
-        }
-        for share in (key, *seeds.values()):
-            read_share(share)  # Noticed now, while everybody can still be left out, and not when it is needed.
-        return _Held(key, seeds)
+        try:
+            key, *seeds = (
+                self._dealt(sealed, sender, commitment, purpose=purpose)
+                for sealed, commitment, purpose in zip(
+                    (envelope.key_share, *envelope.seed_shares),
+                    envelope.commitments,
+                    (KEY_PURPOSE, *(group.label for group in groups)),
+                    strict=True,
+                )
+            )
+        except ProtectionError as error:
+            log.warning("nothing is held of what %s shared: %s", sender, error)
+            return None
+        return _Held(key, {group.index: seed for group, seed in zip(groups, seeds, strict=True)})
+
+    def _dealt(self, sealed: bytes, sender: str, commitment: bytes, *, purpose: bytes) -> bytes:
+        """One share, if it is one, and the one that `sender` committed to: given later, it is given as it is now."""
+        share = self._unseal(sealed, sender, purpose=purpose)
+        read_share(share)
+        if share_commitment(self._cohort, sender, self._me.name, purpose, share) != commitment:
+            raise ProtectionError(f"{sender} committed to another share")
+        return share
 
     def _masked(self) -> Words:
         """y_i = x_i + stream(seed_i) + Σ_{j>i} stream(k_ij) − Σ_{j<i} stream(k_ij), group by group."""
@@ -237,8 +264,10 @@ class MaskedNode:
             self._host.past.add(tuple(n for n in self._survivors if n in group.holders), self._cohort.agreed)
         answer = MaskedShares()
         for name in self._sharers:
-            held = self._held[name]
-            if name in self._survivors:
+            held = self._held.get(name)
+            if held is None:
+                answer.shares.append(MaskedShare(node=name))
+            elif name in self._survivors:
                 shares = [held.seeds[group.index] for group in opened if name in group.holders]
                 answer.shares.append(MaskedShare(node=name, seeds=MaskedSeedShares(shares=shares)))
             else:
