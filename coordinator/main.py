@@ -68,6 +68,7 @@ async def _serve_alone(file: CoordinatorFile, *, events: bool, until_done: bool)
         heartbeat=file.limits.heartbeat,
         grace=file.limits.grace,
         model_bytes=file.limits.model_bytes,
+        tasks=file.coordinator.tasks,
         storage_pause=None if until_done else _STORAGE_PAUSE_SECONDS,
     )
     lag = LoopLag()

@@ -43,6 +43,8 @@ studies = sa.Table(
     sa.Column("state", sa.String),
     sa.Column("reason", sa.String),
     sa.Column("created", sa.Float),
+    sa.Column("owner", sa.String),
+    sa.Column("owner_fingerprint", sa.String),
 )
 rounds = sa.Table(
     "rounds",
@@ -115,6 +117,14 @@ class StoredStudy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who submitted a study: the operator's name, and the certificate it had then."""
+
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One attempt at one round, as announced."""
 
@@ -176,13 +186,21 @@ class Store:
 
     # --- studies ----------------------------------------------------------------------------------------------
 
-    def add_study(self, study_id: str, settings: bytes, *, now: float) -> None:
-        """Remember a study; one that is already there stays as it is."""
+    def add_study(self, study_id: str, settings: bytes, *, now: float, owner: Owner | None = None) -> None:
+        """Remember a study; one that is already there stays as it is, and its owner's."""
+        values = {"id": study_id, "settings": settings, "state": "running", "reason": "", "created": now}
+        if owner is not None:
+            values |= {"owner": owner.name, "owner_fingerprint": owner.fingerprint}
         with self._transaction() as tx:
             if tx.execute(sa.select(studies.c.id).where(studies.c.id == study_id)).first() is None:
-                tx.execute(
-                    studies.insert().values(id=study_id, settings=settings, state="running", reason="", created=now)
-                )
+                tx.execute(studies.insert().values(**values))
+
+    def owner(self, study_id: str) -> Owner | None:
+        """Who submitted a study; None for one that came with the coordinator's file, or before owners were kept."""
+        query = sa.select(studies.c.owner, studies.c.owner_fingerprint).where(studies.c.id == study_id)
+        with self._transaction() as tx:
+            row = tx.execute(query).first()
+        return None if row is None or row.owner is None else Owner(name=row.owner, fingerprint=row.owner_fingerprint)
 
     def studies(self) -> tuple[StoredStudy, ...]:
         """All studies, oldest first."""

@@ -78,7 +78,6 @@ class Workspace:
             "seed": study.study.seed,
             "partition": study.simulation.partition_settings().model_dump(mode="json"),
         }
-        task = study.task.name
         return {
             "node": {
                 "name": name,
@@ -94,7 +93,7 @@ class Workspace:
             "policy": {
                 # One person plays every site here, so every site agrees to what that person wrote.
                 "protections": [study.protection.kind],
-                "tasks": [task] if ":" in task else [],
+                "tasks": _listed(study),
                 "colluders": study.protection.colluders,
                 "exceptions": list(study.make_strategy().exceptions),
                 "metrics": "per-node",
@@ -137,6 +136,7 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspa
             "certificate": "../pki/coordinator-coordinator.pem",
             "ca": "../ca.pem",
             "crl": "../pki/crl.pem",
+            "tasks": _listed(study),
         },
         "monitoring": {"address": ""},
         "studies": ["../study.toml"],
@@ -145,6 +145,11 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspa
     # Written last: its presence means that everything before it is complete.
     write_atomically(kept, tomli_w.dumps(study.to_table()).encode())
     return workspace
+
+
+def _listed(study: Study) -> list[str]:
+    """The study's own task, which every party here allows: whoever simulates wrote it, or chose it."""
+    return [study.task.name] if ":" in study.task.name else []
 
 
 def _make_pki(folder: Path, names: list[str]) -> dict[str, str]:
