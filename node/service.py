@@ -102,7 +102,11 @@ class Node:
         )
 
     async def run(self) -> None:
-        """Serve until stopped or, with `until_done`, until every study is closed."""
+        """Serve until stopped or, with `until_done`, until every study is closed.
+
+        Raises `StorageError` at the start, and `IdentityError` when the coordinator is not the one to talk to.
+        """
+        await in_thread(self._store.sweep)
         work = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_approvals())]
         try:
             await self._session.run()

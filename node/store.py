@@ -20,6 +20,7 @@ from secure_fl.randomness import SystemRandomness
 
 _ROUND = re.compile(r"(personal|combination|state)-(\d+)\.(safetensors|json)")
 _SECRET_BYTES = 32
+_LEFT_BY_A_CRASH = (".*.part", "*.part", "scratch-*")  # half-written files, and those of an attempt
 _SPENT = "spent"  # in place of a digest: no cohort has this one
 
 T = TypeVar("T")
@@ -41,8 +42,7 @@ class StudyStore:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
-        for leftover in (*folder.glob(".*.part"), *folder.glob("*.part"), *folder.glob("scratch-*")):
-            leftover.unlink(missing_ok=True)
+        _sweep(folder)
 
     @property
     def settings(self) -> Path:
@@ -244,6 +244,12 @@ def read_cursor(path: Path) -> tuple[int, int, str]:
         raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
 
 
+def _sweep(folder: Path) -> None:
+    for pattern in _LEFT_BY_A_CRASH:
+        for leftover in folder.glob(pattern):
+            leftover.unlink(missing_ok=True)
+
+
 def _round(path: Path) -> int:
     match = _ROUND.fullmatch(path.name)
     return int(match[2]) if match else 0
@@ -276,6 +282,18 @@ class NodeStore:
     def study(self, study_id: str) -> StudyStore:
         """One study's files. `study_id` was checked to be 64 hexadecimal digits."""
         return StudyStore(self.folder / "studies" / study_id)
+
+    def sweep(self) -> None:
+        """Erase what a crash left of attempts, in every study: among it may be an update as it was trained.
+
+        For a node that starts, before it talks to anybody: whether the study is ever offered again is not its to know.
+        Raises `StorageError`.
+        """
+        for folder in (self.folder / "studies").glob("*"):
+            try:
+                _sweep(folder)
+            except OSError as error:
+                raise StorageError(f"{folder}: what a crash left cannot be erased ({error.strerror})") from error
 
     def approve(self, study_id: str) -> None:
         """Add a study hash to those approved by hand; a running node sees it at the next offer."""
