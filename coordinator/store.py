@@ -26,6 +26,7 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from secure_fl.errors import SchemaError, StorageError
+from secure_fl.files import private_folder
 from secure_fl.messages import parse
 from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
 from secure_fl.results.record import RoundRecord, round_from_json
@@ -169,10 +170,7 @@ class Store:
     @classmethod
     def in_folder(cls, folder: Path) -> Store:
         """A SQLite store in `folder`."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
+        private_folder(folder)
         return cls(f"sqlite:///{cls.path_in(folder)}")
 
     @staticmethod

@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from secure_fl.errors import RefusedError, StorageError
-from secure_fl.files import write_atomically, write_private
+from secure_fl.files import private_folder, write_atomically, write_private
 from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
 from secure_fl.randomness import SystemRandomness
 
@@ -38,10 +38,7 @@ class StudyStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()  # over what is decided once: it is read and written as one
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
+        private_folder(folder)
         _sweep(folder)
 
     @property
@@ -271,6 +268,7 @@ class NodeStore:
         path = self.folder / "secret.key"
         try:
             if not path.exists():
+                private_folder(self.folder)
                 write_private(path, SystemRandomness().bytes(_SECRET_BYTES))
             secret = path.read_bytes()
         except OSError as error:
@@ -281,6 +279,8 @@ class NodeStore:
 
     def study(self, study_id: str) -> StudyStore:
         """One study's files. `study_id` was checked to be 64 hexadecimal digits."""
+        for folder in (self.folder, self.folder / "studies"):
+            private_folder(folder)
         return StudyStore(self.folder / "studies" / study_id)
 
     def sweep(self) -> None:
@@ -297,8 +297,9 @@ class NodeStore:
 
     def approve(self, study_id: str) -> None:
         """Add a study hash to those approved by hand; a running node sees it at the next offer."""
+        private_folder(self.folder)  # before the node's first start, it may be this that makes it
         approved = sorted(self.approvals() | {study_id})
-        write_atomically(self.folder / "approvals.json", json.dumps(approved).encode())
+        write_private(self.folder / "approvals.json", json.dumps(approved).encode())
 
     def approvals(self) -> frozenset[str]:
         """Study hashes approved by hand."""

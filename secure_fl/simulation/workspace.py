@@ -19,7 +19,7 @@ from typing import Any
 import tomli_w
 
 from secure_fl.errors import SettingsError, StorageError
-from secure_fl.files import write_atomically
+from secure_fl.files import private_folder, write_atomically
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
 from secure_fl.results.record import StudyRecord
@@ -61,6 +61,7 @@ class Workspace:
     def point_nodes_at(self, port: int) -> None:
         """Write every node's file, now that the coordinator's port is known."""
         for index, name in enumerate(self.study.study.roster):
+            private_folder(self.node_folder(name))  # a node's state, as in a deployment
             write_atomically(self.node_file(name), tomli_w.dumps(self._node_settings(index, name, port)).encode())
 
     def collect(self) -> None:
