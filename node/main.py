@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None, *, forks: Forks | None = None) -> i
 
 async def _serve(file: NodeFile, *, until_done: bool, forks: Forks | None) -> None:
     # The coordinator would refuse these too, but only as a broken handshake; here the reason has a name.
-    file.trust().check(file.credential().certificate, role="node", now=utc_now())
+    file.check_identity("node", now=utc_now())
     # Two processes on one folder would answer an attempt twice and tear the ledger, which a node opens as it is made.
     with only_process(file.state_folder):
         await _serve_alone(file, until_done=until_done, forks=forks)

@@ -289,11 +289,38 @@ class NodeStore:
         For a node that starts, before it talks to anybody: whether the study is ever offered again is not its to know.
         Raises `StorageError`.
         """
-        for folder in (self.folder / "studies").glob("*"):
-            try:
+        try:
+            for folder in (self.folder / "studies").glob("*"):
                 _sweep(folder)
+            for offer in (self.folder / "offers").glob("*"):  # They are made anew when the node connects.
+                offer.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{error.filename}: cannot be erased ({error.strerror})") from error
+
+    def keep_offer(self, study_id: str, settings: bytes) -> None:
+        """Remember a study that was offered and not accepted, for whoever decides about it. Raises `StorageError`."""
+        for folder in (self.folder, self.folder / "offers"):
+            private_folder(folder)
+        write_private(self.folder / "offers" / f"{study_id}.json", settings)
+
+    def forget_offer(self, study_id: str) -> None:
+        """It was accepted: it is among the studies now. Raises `OSError`."""
+        (self.folder / "offers" / f"{study_id}.json").unlink(missing_ok=True)
+
+    def offers(self) -> tuple[str, ...]:
+        """Hashes of the studies offered since the node's last start and not accepted."""
+        return tuple(sorted(path.stem for path in (self.folder / "offers").glob("*.json") if path.name[0] != "."))
+
+    def offered(self, study_id: str) -> bytes | None:
+        """A study as the coordinator offered it, accepted or not; None for one that this node has not seen."""
+        for path in (self.folder / "offers" / f"{study_id}.json", self.folder / "studies" / study_id / "study.json"):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                continue
             except OSError as error:
-                raise StorageError(f"{folder}: what a crash left cannot be erased ({error.strerror})") from error
+                raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
+        return None
 
     def approve(self, study_id: str) -> None:
         """Add a study hash to those approved by hand; a running node sees it at the next offer."""

@@ -143,6 +143,14 @@ class NotConnectedError(NetworkError):
     advice = "the node reconnects and asks again"
 
 
+class DuplicateSessionError(NetworkError):
+    """Another process connected with the certificate of this session."""
+
+    code = "DuplicateSession"
+    status = "ABORTED"
+    advice = "stop the other node; if there is none, somebody has this site's key: have the certificate revoked"
+
+
 class TooManyRequestsError(NetworkError):
     """A peer wants more of the server at once than its share."""
 

@@ -155,9 +155,8 @@ def party(file: PartyFile, role: str) -> Iterator[Check]:
 
 
 def _certificate(file: PartyFile, role: str) -> str:
-    mine = file.credential().certificate
     now = utc_now()
-    file.trust().check(mine, role=role, now=now)
+    mine = file.check_identity(role, now=now).certificate
     left = (mine.not_after - now).days
     if left < _EXPIRY_DAYS:
         raise DoubtError(
