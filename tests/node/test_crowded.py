@@ -83,8 +83,7 @@ def test_a_node_whose_line_broke_takes_the_place_that_is_still_its_own(tmp_path:
         served = Node(edge.node_file(), connector, FakeTraining())
         task = asyncio.create_task(served.run())
         with pytest.raises(DuplicateSessionError):
-            while True:
-                await anext(stale)
+            _ = [message async for message in stale]
         async with asyncio.timeout(10):
             while not served.connected:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
