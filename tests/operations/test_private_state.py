@@ -123,6 +123,18 @@ def test_a_whole_study_leaves_nothing_that_others_can_read(tmp_path: Path) -> No
         assert stat.S_IMODE(ledger.parent.stat().st_mode) == 0o700
 
 
+def test_a_simulation_is_no_exception(tmp_path: Path) -> None:
+    # Its trainers are forked from another process than their node and do not inherit what that has set.
+    command = [str(Path(sys.executable).parent / "secure-fl"), "run", "--task", "breast-cancer", "--strategy", "fedper"]
+    command += ["--nodes", "3", "--rounds", "1", "--out", str(tmp_path / "run"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    states = [*(tmp_path / "run" / "nodes").glob("*/studies"), tmp_path / "run" / "coordinator" / "state"]
+    assert len(states) == 4
+    assert [path for state in states for path in open_paths(state)] == []
+    assert any("personal-" in path.name for state in states for path in state.rglob("*"))  # the trainers' own
+
+
 def test_a_folder_that_is_there_stays_as_it_is_and_is_reported(
     parties: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
