@@ -195,6 +195,7 @@ class Federation:
             listener=lambda event: self.events.append(heard(event)),
             now=now,
             storage_pause=storage_pause,
+            tasks=[self.study.task.name],
         )
         coordinator.resume()
         runner = coordinator.prepare(self.study)
