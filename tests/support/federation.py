@@ -134,7 +134,7 @@ def _faulty(name: str) -> Callable[..., Any]:
         if self.dead:  # and for ever after: a killed process writes nothing more
             raise Killed
         result = method(self, *args, **kwargs)
-        self.dead = self.faults.reaches(f"after:{name}")
+        self.dead = self.faults.reaches(f"after:{name}") or self.dead  # Another circle's thread may have met its end.
         if self.dead:
             raise Killed
         return result
@@ -222,6 +222,7 @@ class Federation:
         work = asyncio.ensure_future(coordinator.run())
         killed = asyncio.create_task(_watch(store.faults))
         await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
+        store.dead = store.dead or killed.done()
         killed.cancel()
         if store.dead:
             self.services[0] = None
