@@ -22,6 +22,7 @@ from node.combining import Combining
 from node.config import NodeFile
 from node.events import AnswerSent, Fetched, NodeListener, RoundDone, SatOut, Trained, ignore
 from node.policy import Policy
+from node.reasons import spoken
 from node.session import Session
 from node.store import AttemptMemory, StudyStore
 from node.training.executor import Executor
@@ -99,6 +100,7 @@ class Participation:
         self._charged = False
         self._refusal = ""
         self._finished = False
+        self._heard = time.monotonic()
 
     @property
     def is_over(self) -> bool:
@@ -138,11 +140,11 @@ class Participation:
         except SecureFLError as error:
             log.warning("sitting out: %s%s", error.message, f" → {error.hint}" if error.hint else "")
             self._services.listener(SatOut(**self._about(), code=error.code))
-            self._sit_out(error.code)
-        except Exception:
+            await self._sit_out_in_time(error)
+        except Exception as error:
             log.exception("sitting out after an unexpected error")
             self._services.listener(SatOut(**self._about(), code=SecureFLError.code))
-            self._sit_out(SecureFLError.code)
+            await self._sit_out_in_time(error)
         finally:
             self._finished = True
             await in_thread_whole(self._store.clear_scratch, *self.key)
@@ -153,6 +155,8 @@ class Participation:
             await self._go_on(announcement)
             return
         await in_thread_whole(self._check, announcement)
+        # What can fail without a model fails before there is one: afterwards it would say something about the model.
+        await self._services.executor.rehearse(await in_thread_whole(self._job, None))
         received = await self._fetch(announcement)
         reservation = self._reservation()
         try:
@@ -217,7 +221,7 @@ class Participation:
         self._services.listener(Trained(**self._about(), seconds=time.monotonic() - begun))
         return result
 
-    def _job(self, received: Path) -> Job:
+    def _job(self, received: Path | None) -> Job:
         file, number, store = self._services.file, self._first.round, self._store
         return Job(
             kind=self._kind,
@@ -231,7 +235,7 @@ class Participation:
             device=file.node.device,
             threads=file.node.threads,
             layout=layout_to_json(self._layout),
-            received=str(received),
+            received=_text(received),
             personal=_text(store.latest("personal", before=number)),
             state=_text(store.latest("state", before=number)),
             combination=_text(store.combination(before=number)),
@@ -316,6 +320,8 @@ class Participation:
             if carries and reservation is not None:
                 # 9. Charge durably, then send: a byte that may have left is a byte that left.
                 await in_thread_whole(self._charge, reservation, header)
+            if phase == phases[0]:
+                await self._answer_time()
             # 10. Send: the same bytes, until they are acknowledged or refused.
             await self._services.session.upload(header, answer.bulk)
             self._services.listener(AnswerSent(**self._about(), phase=phase, bytes=len(answer.bulk) + len(answer.body)))
@@ -396,6 +402,15 @@ class Participation:
 
     def _about(self) -> _About:
         return {"study_id": self._resolved.id, "round": self._first.round}
+
+    async def _answer_time(self) -> None:
+        """Wait for the next multiple of `[policy] answer_after`: how long training took is the site's business."""
+        if every := self._services.file.policy.answer_after:
+            await asyncio.sleep(every - (time.monotonic() - self._heard) % every)
+
+    async def _sit_out_in_time(self, error: Exception) -> None:
+        await self._answer_time()
+        self._sit_out(spoken(error))
 
     def _sit_out(self, code: str) -> None:
         self._refusal = code

@@ -244,10 +244,17 @@ class RefusedError(RoundError):
 
 
 class NonFiniteUpdateError(RoundError):
-    """Training produced NaN or infinity; nothing of it may leave the node."""
+    """Numbers that are NaN or infinite where only finite ones may be; nothing of it may leave the node."""
 
     code = "NonFiniteUpdate"
-    advice = "lower strategy.learning_rate or check the local data; the node sits this round out"
+    advice = "lower strategy.learning_rate or check the local data"
+
+
+class NotReadyError(RoundError):
+    """A site cannot take part now: its data, its disk or its software do not work. It does not say which."""
+
+    code = "NotReady"
+    advice = "the site's own log says why; `secure-fl doctor NODE.toml --study STUDY.toml` there finds most of it"
 
 
 class ProtectionError(RoundError):

@@ -116,8 +116,8 @@ class Strategy(ABC):
 
         `site` has the model, the data and what was kept (`secure_fl.strategies.site.Site`); what this leaves in
         `site.personal` and `site.state` is kept for the next round. The returned blocks are float32 vectors, some of
-        those requested or all; they are clipped, weighted, rounded and protected by others. Raises
-        `NonFiniteUpdateError` where training goes astray: the site then sits the round out.
+        those requested or all; they are clipped, weighted, rounded and protected by others. Training that goes
+        astray is no reason to raise: a coordinate that is NaN or infinite counts as unchanged.
         """
 
     def inference(self, site: Site) -> Blocks:
