@@ -287,7 +287,7 @@ class StudyRunner:
             shared=self._model.layout,
         )
         return AttemptRunner(
-            plan, self._services, model=self._model.reference(version), context=context, seconds=seconds
+            plan, self._services, model=self._model.reference(version, self._records), context=context, seconds=seconds
         )
 
     def _register(self, attempt: AttemptRunner) -> None:
@@ -343,13 +343,15 @@ class StudyRunner:
             self._sessions.send(node, pb.CoordinatorMessage(study_id=self.id, round_closed=body))
 
     def _tidy(self, attempt: AttemptRunner, previous: StoredModel) -> None:
-        """Drop what no node needs any more. The predecessor stays: a slow node may still be fetching it."""
+        """Drop what no node needs any more. The predecessor stays, and what a site that was away has to go through."""
         attempt.erase()
         current = self._model.current
         under_way = list(self._attempts.values())
         self._files.prune(
             versions={current.version - 1, current.version, *(other.plan.model_version for other in under_way)},
-            objects={previous.object, current.object}.union(*(other.objects for other in under_way)),
+            objects={previous.object, current.object, *self._model.earlier(current.version, self._records)}.union(
+                *(other.objects for other in under_way)
+            ),
         )
         self.record().save(self._folder / "record.json")
 

@@ -21,6 +21,7 @@ from typing import TypedDict
 from node.combining import Combining
 from node.config import NodeFile
 from node.events import AnswerSent, Fetched, NodeListener, RoundDone, SatOut, Trained, ignore
+from node.models import VerifiedModels
 from node.policy import Policy
 from node.reasons import spoken
 from node.session import Session
@@ -191,17 +192,18 @@ class Participation:
         self._store.advance(announcement.round, announcement.attempt, cohort.digest())
 
     async def _fetch(self, announcement: pb.PhaseAnnouncement) -> Path:
-        """3. Fetch the shared model; keep it only if it is the announced one, bit for bit."""
-        target = announcement.model.object
-        if target.size != 4 * self._layout.size:
-            raise ProtectionError("the model's size does not fit its blocks")
-        if self._layout.digest_of(target.sha256) != announcement.model.digest:
-            raise ProtectionError("the model's digest does not match its blocks")
-        await in_thread_whole(self._store.fix_base, announcement.round, announcement.model.digest)
-        incoming = IncomingObject(self._scratch("received.bin"), target)
-        await self._services.session.download(self._resolved.id, incoming)
+        """3. Fetch the shared model; keep it only if it is the announced one, and one step from the last one."""
+        number, target = announcement.round, announcement.model.object
+        models = await in_thread_whole(VerifiedModels, self._resolved, self._store.folder, self._layout)
+        route = await in_thread_whole(models.route, announcement.model, number=number)
+        await in_thread_whole(self._store.fix_base, number, announcement.model.digest)
+        for step in route:
+            incoming = IncomingObject(self._scratch("received.bin"), step)
+            await self._services.session.download(self._resolved.id, incoming, durable=True)
+            received = await in_thread_whole(models.accept, incoming.path, step)
+        await in_thread_whole(models.arrived, number)
         self._services.listener(Fetched(**self._about(), bytes=target.size))
-        return incoming.path
+        return received
 
     def _reserve(self, reservation: Reservation) -> None:
         """4. Set the round's privacy cost aside before anything is computed from the data."""

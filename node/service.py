@@ -243,7 +243,7 @@ class Node:
         log.info("study %s is %s", study_id[:12], "finished" if closed.finished else f"aborted ({closed.reason})")
         joined = self._studies.pop(study_id, None)
         if joined is not None:
-            self._end(study_id, joined, joined.store.forget)
+            self._end(study_id, joined, partial(joined.store.leave, rounds=joined.resolved.study.study.rounds))
         if self._until_done and not self._studies:
             self.stop()
 

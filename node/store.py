@@ -165,6 +165,17 @@ class StudyStore:
         for path in self.folder.glob("memory-*.bin"):
             path.unlink(missing_ok=True)
 
+    def leave(self, *, rounds: int) -> None:
+        """The study is said to be over: erase what was remembered of attempts, and after the closing round the model.
+
+        Before, the model stays: the next one has to be one step from it, also if the study is offered once more.
+        """
+        self.forget()
+        if read_cursor(self.folder / "cursor.json")[0] <= rounds:
+            return
+        for path in self.folder.glob("verified-*.bin"):
+            path.unlink(missing_ok=True)
+
     def forget_attempt(self, number: int, attempt: int) -> None:
         """The same for one of them: the next one may have begun."""
         (self.folder / f"memory-{number}-{attempt}.bin").unlink(missing_ok=True)

@@ -163,3 +163,11 @@ class Strategy(ABC):
             name: vector + aggregate[name].mean if name in aggregate else vector for name, vector in current.items()
         }
         return moved, state
+
+    def largest_step(self, largest_mean: float) -> float:
+        """How far `step` can move a coordinate if no coordinate of a mean is larger than `largest_mean`.
+
+        Sites refuse a model that moved further, so a strategy with a step of its own says here what it may do. By
+        default the mean itself; after a *combine* there is none, and the shared blocks stay as they are.
+        """
+        return largest_mean if self.asks is RequestKind.SUM else 0.0
