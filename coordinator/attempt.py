@@ -93,7 +93,8 @@ class AttemptRunner:
         self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
         self._over: SecureFLError | None = None  # what is said to whoever still sends something
         self._away_since: dict[str, float] = {}
-        self._objects = {model.object.sha256}  # what nodes download for this attempt
+        # What nodes download for this attempt.
+        self._objects = {model.object.sha256, *(earlier.sha256 for earlier in model.earlier)}
         self._reception = Reception(services.files, self._folder)
 
     # --- from the first phase to the last -----------------------------------------------------------------------

@@ -17,6 +17,7 @@ from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt
 from secure_fl.errors import LateMessageError, NotConnectedError, RoundError, SecureFLError, WrongSharesError
 from secure_fl.events import RoundResumed, RoundStarted, RoundVoid
+from secure_fl.results.record import RoundRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.context import round_context
@@ -28,11 +29,19 @@ log = logging.getLogger(__name__)
 class OpenAttempts:
     """Those of one study, by round and attempt."""
 
-    def __init__(self, services: StudyServices, left_out: LeftOutSites, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        services: StudyServices,
+        left_out: LeftOutSites,
+        *,
+        now: Callable[[], float],
+        records: Callable[[], Sequence[RoundRecord]],
+    ) -> None:
         self._services = services
         self._left_out = left_out
         self._resolved = services.resolved
         self._now = now
+        self._records = records  # the committed rounds: a site that was away goes through their models
         self._open: dict[tuple[int, int], AttemptRunner] = {}
         self._settled = asyncio.Event()  # What the store remembers of attempts under way has been replayed.
         self._planning = asyncio.Lock()  # Attempts of several circles are numbered one after the other.
@@ -106,7 +115,9 @@ class OpenAttempts:
             invited=plan.invited,
             shared=model.layout,
         )
-        return AttemptRunner(plan, self._services, model=model.reference(version), context=context, seconds=seconds)
+        return AttemptRunner(
+            plan, self._services, model=model.reference(version, self._records()), context=context, seconds=seconds
+        )
 
     # --- end ----------------------------------------------------------------------------------------------------
 

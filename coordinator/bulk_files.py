@@ -76,6 +76,10 @@ class BulkFiles:
             raise MalformedMessageError("there is no such object in this study")
         return path
 
+    def has(self, digest: bytes) -> bool:
+        """Whether an object is here."""
+        return (self._objects / digest.hex()).is_file()
+
     # --- models -----------------------------------------------------------------------------------------------
 
     def put_model(self, version: int, layout: Layout, blocks: Blocks) -> bytes:

@@ -14,7 +14,7 @@ from coordinator.sessions import Hub
 from coordinator.store import Owner, Store
 from coordinator.study_runner import StudyRunner
 from secure_fl import logs
-from secure_fl.errors import ModelTooLargeError, SecureFLError, SettingsError, StorageError
+from secure_fl.errors import InitialModelError, ModelTooLargeError, SecureFLError, SettingsError, StorageError
 from secure_fl.events import Listener, StudyFailed, StudyPaused, ignore
 from secure_fl.limits import OBJECT_BYTES
 from secure_fl.study.settings import Study
@@ -86,6 +86,11 @@ class Coordinator:
     def _admit(self, study: Study, owner: Owner | None = None) -> None:
         require_allowed(study, self._allowed_tasks)  # before `check` imports it
         layout = study.check()
+        if not study.study.initial:
+            raise InitialModelError(
+                "the study does not say which model it starts from",
+                advice="submit it with `secure-fl study submit`, or write it out with `secure-fl study check --write`",
+            )
         if 4 * layout.size > self._model_bytes:
             raise ModelTooLargeError(
                 f"the study's model has {4 * layout.size} bytes, more than the {self._model_bytes} allowed here",

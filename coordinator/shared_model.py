@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,17 +11,28 @@ from coordinator.bulk_files import BulkFiles
 from coordinator.store import Store, StoredModel
 from secure_fl import tasks
 from secure_fl.aggregation import Aggregate
-from secure_fl.blocks import Blocks, BlockShape, Layout, TensorShape
+from secure_fl.blocks import Blocks
 from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, from_vector, metrics_codec
+from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums
-from secure_fl.errors import LayoutMismatchError, MalformedMessageError, ProtectionError, StorageError
+from secure_fl.errors import (
+    InitialModelError,
+    LayoutMismatchError,
+    MalformedMessageError,
+    ProtectionError,
+    StorageError,
+)
 from secure_fl.files import sha256_of
+from secure_fl.limits import EARLIER_MODELS, MIB
 from secure_fl.protect.contract import Opened, OpenedSums
+from secure_fl.results.record import RoundRecord
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.strategies.base import SHIPPED_TENSOR, Array, State
+from secure_fl.strategies.base import State
 from secure_fl.study.resolved import ResolvedStudy
-from secure_fl.tasks.model_blocks import initial_blocks
+from secure_fl.study.start import start_of
 from secure_fl.transport.wire import layout_to_wire
+
+KEPT_BYTES = 4096 * MIB  # of earlier models, for sites that were away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +53,21 @@ class SharedModel:
         self._files = files
         study = resolved.study
         task = tasks.create(study.task.name, study.task.settings)
-        whole, start = initial_blocks(task, study.study.seed)
-        request = resolved.strategy.request_for(task, whole)
-        shipped = resolved.strategy.ship(task, study.study.seed)
-        self.parameters = whole.size  # of the whole model, personal blocks included
-        self.layout = Layout((*whole.select(request.blocks), *(_shipped_shape(*item) for item in shipped.items())))
+        start = start_of(task, resolved.strategy, study.study.seed)
+        self.parameters = start.whole.size  # of the whole model, personal blocks included
+        self.layout = start.layout
         self._classification = task.kind == "classification"
         current = store.model(resolved.id)
         if current is None:
-            start |= {name: values.reshape(-1) for name, values in shipped.items()}
-            current = self._write(0, {name: start[name] for name in self.layout.names}, State())
+            current = self._write(0, start.blocks, State())
+            if current.digest.hex() != study.study.initial:
+                raise InitialModelError("the study's initial model is not the one that its seed makes here")
             store.add_model(resolved.id, current)
         else:
             self._require_whole(current)
         self.current: StoredModel = current
+        self._objects: dict[int, bytes] = {}  # by version, once they were asked for
+        self.earlier(current.version, store.records(resolved.id))  # Here, and not later on the event loop.
 
     def version(self, number: int) -> StoredModel:
         """A version that is kept; `StorageError` for one that is not."""
@@ -84,23 +97,51 @@ class SharedModel:
         """Let the strategy make the next version, and write it down. It is the current one once `adopt`ed."""
         current = self.current
         remembered = State(values=current.state, vectors=self._files.state(current.version))
-        blocks, state = self._resolved.strategy.step(self._files.model(self.layout, current.object), means, remembered)
+        before = self._files.model(self.layout, current.object)
+        blocks, state = self._resolved.strategy.step(before, means, remembered)
         self.layout.check(blocks)
         if not all(np.isfinite(vector).all() for vector in (*blocks.values(), *state.vectors.values())):
             raise ProtectionError("the strategy's step produced NaN or infinity")
+        # Sites check the same: a model that they would refuse is not published, and the round is tried again.
+        require_step(before, blocks, self.layout, largest=self._resolved.largest_step)
         return self._write(current.version + 1, blocks, state)
 
     def adopt(self, version: StoredModel) -> None:
         """Go on from a version that the store has committed."""
         self.current = version
 
-    def reference(self, version: StoredModel) -> pb.ModelRef:
-        """What nodes are told to fetch."""
+    def earlier(self, version: int, records: Sequence[RoundRecord]) -> tuple[bytes, ...]:
+        """The objects of the versions before `version` that a site of the roster still needs, oldest first.
+
+        A site that took part in round r has version r − 1, and goes on from there step by step. Whoever was away for
+        longer than models are kept cannot come back to this study.
+        """
+        most = min(EARLIER_MODELS, max(1, KEPT_BYTES // max(1, 4 * self.layout.size)))
+        missing, since = set(self._resolved.study.study.roster), max(0, version - most)
+        for record in reversed(records):
+            missing -= set(record.cohort)
+            if not missing or record.number <= since:
+                since = max(since, record.number)
+                break
+        found: list[bytes] = []
+        for number in range(version - 1, since - 1, -1):
+            if number not in self._objects:
+                stored = self._store.model(self._resolved.id, version=number)
+                self._objects[number] = b"" if stored is None else stored.object
+            if not self._files.has(self._objects[number]):
+                break
+            found.append(self._objects[number])
+        return tuple(reversed(found))
+
+    def reference(self, version: StoredModel, records: Sequence[RoundRecord] = ()) -> pb.ModelRef:
+        """What nodes are told to fetch, after the committed rounds `records`."""
+        size = self.layout.size * 4
         return pb.ModelRef(
             version=version.version,
             digest=version.digest,
             blocks=layout_to_wire(self.layout),
-            object=pb.ObjectRef(sha256=version.object, size=self.layout.size * 4),
+            object=pb.ObjectRef(sha256=version.object, size=size),
+            earlier=[pb.ObjectRef(sha256=each, size=size) for each in self.earlier(version.version, records)],
         )
 
     def _write(self, version: int, blocks: Blocks, state: State) -> StoredModel:
@@ -119,7 +160,3 @@ class SharedModel:
             self._files.model(self.layout, version.object)
         except (OSError, MalformedMessageError, LayoutMismatchError) as error:
             raise StorageError(f"{damaged} ({error})") from error
-
-
-def _shipped_shape(name: str, values: Array) -> BlockShape:
-    return BlockShape(name=name, tensors=(TensorShape(name=SHIPPED_TENSOR, shape=values.shape),))

@@ -86,7 +86,7 @@ class StudyRunner:
             grace=grace,
         )
         self._left_out = LeftOutSites(self.id, folder, listener)
-        self._attempts = OpenAttempts(self._services, self._left_out, now=now)
+        self._attempts = OpenAttempts(self._services, self._left_out, now=now, records=lambda: self._records)
         self._welcoming: set[asyncio.Task[None]] = set()
         self._gathering = Gathering(self.resolved, sessions, listener, self._left_out)
         self._records: list[RoundRecord] = []
@@ -271,7 +271,9 @@ class StudyRunner:
         under_way = list(self._attempts)
         self._files.prune(
             versions={current.version - 1, current.version, *(other.plan.model_version for other in under_way)},
-            objects={previous.object, current.object}.union(*(other.objects for other in under_way)),
+            objects={previous.object, current.object, *self._model.earlier(current.version, self._records)}.union(
+                *(other.objects for other in under_way)
+            ),
         )
         self.record().save(self._folder / "record.json")
 

@@ -20,9 +20,12 @@ from typing import TypedDict
 
 from node.combining import Combining
 from node.config import NodeFile
+from node.encoding import encode
 from node.events import AnswerSent, Fetched, NodeListener, RoundDone, SatOut, Trained, ignore
 from node.kept import KeptUpdate
+from node.models import VerifiedModels
 from node.policy import Policy
+from node.reasons import spoken
 from node.session import Session
 from node.store import AttemptMemory, StudyStore
 from node.training.executor import Executor
@@ -30,12 +33,11 @@ from node.training.jobs import FEATURES, Job, Result, layout_to_json
 from node.uploads import release, signed_header
 from secure_fl import logs
 from secure_fl.aggregation import RequestKind
-from secure_fl.blocks import Layout
 from secure_fl.checkpoints import open_arrays, save_arrays
 from secure_fl.encoding.integers import Integers
-from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, to_vector
-from secure_fl.encoding.update import decode_sums, encode_update
-from secure_fl.encoding.weights import WEIGHT_UNITS, quantise_weight
+from secure_fl.encoding.metrics import SiteMetrics
+from secure_fl.encoding.update import decode_sums
+from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
 from secure_fl.identity.member import Member
 from secure_fl.privacy.accountant import Accountant, Reservation
@@ -102,6 +104,7 @@ class Participation:
         self._charged = False
         self._refusal = ""
         self._finished = False
+        self._heard = time.monotonic()
 
     @property
     def is_over(self) -> bool:
@@ -141,11 +144,11 @@ class Participation:
         except SecureFLError as error:
             log.warning("sitting out: %s%s", error.message, f" → {error.hint}" if error.hint else "")
             self._services.listener(SatOut(**self._about(), code=error.code))
-            self._sit_out(error.code)
-        except Exception:
+            await self._sit_out_in_time(error)
+        except Exception as error:
             log.exception("sitting out after an unexpected error")
             self._services.listener(SatOut(**self._about(), code=SecureFLError.code))
-            self._sit_out(SecureFLError.code)
+            await self._sit_out_in_time(error)
         finally:
             self._finished = True
             await in_thread_whole(self._store.clear_scratch, *self.key)
@@ -157,6 +160,9 @@ class Participation:
             return
         await in_thread_whole(self._check, announcement)
         kept = await in_thread_whole(self._kept)
+        if kept is None:
+            # What can fail without a model fails before there is one: afterwards it would tell of the model.
+            await self._services.executor.rehearse(await in_thread_whole(self._job, None))
         received = await self._fetch(announcement) if kept is None else Path()
         reservation = self._reservation()
         try:
@@ -208,17 +214,18 @@ class Participation:
         return kept
 
     async def _fetch(self, announcement: pb.PhaseAnnouncement) -> Path:
-        """3. Fetch the shared model; keep it only if it is the announced one, bit for bit."""
-        target = announcement.model.object
-        if target.size != 4 * self._layout.size:
-            raise ProtectionError("the model's size does not fit its blocks")
-        if self._layout.digest_of(target.sha256) != announcement.model.digest:
-            raise ProtectionError("the model's digest does not match its blocks")
-        await in_thread_whole(self._store.fix_base, announcement.round, announcement.model.digest)
-        incoming = IncomingObject(self._scratch("received.bin"), target)
-        await self._services.session.download(self._resolved.id, incoming)
+        """3. Fetch the shared model; keep it only if it is the announced one, and one step from the last one."""
+        number, target = announcement.round, announcement.model.object
+        models = await in_thread_whole(VerifiedModels, self._resolved, self._store.folder, self._layout)
+        route = await in_thread_whole(models.route, announcement.model, number=number)
+        await in_thread_whole(self._store.fix_base, number, announcement.model.digest)
+        for step in route:
+            incoming = IncomingObject(self._scratch("received.bin"), step)
+            await self._services.session.download(self._resolved.id, incoming, durable=True)
+            received = await in_thread_whole(models.accept, incoming.path, step)
+        await in_thread_whole(models.arrived, number)
         self._services.listener(Fetched(**self._about(), bytes=target.size))
-        return incoming.path
+        return received
 
     def _reserve(self, reservation: Reservation) -> None:
         """4. Set the round's privacy cost aside before anything is computed from the data."""
@@ -238,7 +245,7 @@ class Participation:
         self._services.listener(Trained(**self._about(), seconds=time.monotonic() - begun))
         return result
 
-    def _job(self, received: Path) -> Job:
+    def _job(self, received: Path | None) -> Job:
         file, number, store = self._services.file, self._first.round, self._store
         return Job(
             kind=self._kind,
@@ -252,7 +259,7 @@ class Participation:
             device=file.node.device,
             threads=file.node.threads,
             layout=layout_to_json(self._layout),
-            received=str(received),
+            received=_text(received),
             personal=_text(store.latest("personal", before=number)),
             state=_text(store.latest("state", before=number)),
             combination=_text(store.combination(before=number)),
@@ -267,24 +274,19 @@ class Participation:
 
     def _keep_update(self, result: Result) -> KeptUpdate:
         """7. Clip, weigh and round the update, and keep it: from here on it is integers, the same in every attempt."""
-        context, protection = self._context(), self._study.protection
-        stream = KeyStream(self._services.randomness(*self._names("rounding", round_only=True)).bytes(32))
-        weight = WEIGHT_UNITS
-        if context.kind is RequestKind.SUM:
-            weight = quantise_weight(
-                result.samples,
-                reference_samples=protection.reference_samples,
-                min_cohort=context.min_cohort,
-                colluders=context.colluders,
-            )
-        blocks = self._integers(context, weight, stream)
-        if METRICS_BLOCK in context.layout.names:
-            vector = to_vector(result.metrics, ceiling=self._study.metrics.ceiling)
-            blocks[METRICS_BLOCK], _ = metrics_codec(protection.bits).encode(vector, weight=weight, stream=stream)
+        context, number = self._context(), self._first.round
+        kept = encode(
+            self._resolved,
+            context,
+            result,
+            base=self._first.model.digest,
+            trained=self._scratch("update.safetensors") if self._kind is RoundKind.TRAIN else None,
+            stream=KeyStream(self._services.randomness(*self._names("rounding", round_only=True)).bytes(32)),
+            check_size=self._services.policy.check_upload,
+        )
         if context.compares:
-            self._scratch("features.safetensors").replace(self._store.kept_features(self._first.round))
-        kept = KeptUpdate(base=self._first.model.digest, blocks=blocks, weight=weight, metrics=result.metrics)
-        kept.save(self._store.kept_update(self._first.round), bits=protection.bits)
+            self._scratch("features.safetensors").replace(self._store.kept_features(number))
+        kept.save(self._store.kept_update(number), bits=self._study.protection.bits)
         return kept
 
     def _encoded_half(self, kept: KeptUpdate) -> NodeHalf:
@@ -294,22 +296,6 @@ class Participation:
             with open_arrays(self._store.kept_features(self._first.round)) as features:
                 sketched = sketch(features[FEATURES], binding=context.binding)
         return self._half(context, self._contribution(context, dict(kept.blocks), kept.weight, sketched))
-
-    def _integers(self, context: RoundContext, weight: int, stream: KeyStream) -> dict[str, Integers]:
-        if self._kind is not RoundKind.TRAIN:
-            return {}
-        layout = Layout(tuple(shape for shape in context.layout if shape.name != METRICS_BLOCK))
-        with open_arrays(self._scratch("update.safetensors")) as update:
-            size = layout.select(update).size
-            self._services.policy.check_upload(size)
-            codec = self._resolved.codec
-            blocks, clipped = encode_update(update, layout=layout, codec=codec, weight=weight, stream=stream)
-        if clipped:
-            log.warning(
-                "%d of %d values were beyond ±%g and were clipped; raise protection.clip or train more gently",
-                clipped, size, codec.clip,
-            )  # fmt: skip
-        return blocks
 
     def _contribution(
         self, context: RoundContext, blocks: dict[str, Integers], weight: int, sketched: Integers | None = None
@@ -348,6 +334,8 @@ class Participation:
             if carries and reservation is not None:
                 # 9. Charge durably, then send: a byte that may have left is a byte that left.
                 await in_thread_whole(self._charge, reservation, header, answer.pledged)
+            if phase == phases[0]:
+                await self._answer_time()
             # 10. Send: the same bytes, until they are acknowledged or refused.
             await self._services.session.upload(header, answer.bulk)
             self._services.listener(AnswerSent(**self._about(), phase=phase, bytes=len(answer.bulk) + len(answer.body)))
@@ -436,6 +424,15 @@ class Participation:
 
     def _about(self) -> _About:
         return {"study_id": self._resolved.id, "round": self._first.round}
+
+    async def _answer_time(self) -> None:
+        """Wait for the next multiple of `[policy] answer_after`: how long training took is the site's business."""
+        if every := self._services.file.policy.answer_after:
+            await asyncio.sleep(every - (time.monotonic() - self._heard) % every)
+
+    async def _sit_out_in_time(self, error: Exception) -> None:
+        await self._answer_time()
+        self._sit_out(spoken(error))
 
     def _sit_out(self, code: str) -> None:
         self._refusal = code

@@ -53,6 +53,9 @@ class PolicySection(Settings):
     delta: float | None = Field(None, gt=0, lt=1)
     model_bytes: int = Field(2**30, ge=1)  # the largest shared model this site fetches
     upload_parameters: int | None = Field(None, ge=1)  # the most of a model that leaves in one round
+    # Seconds: the first answer of an attempt, or the word that there is none, leaves at a multiple of this after it was
+    # announced, so that the time training took does not show. 0: at once.
+    answer_after: float = Field(0.0, ge=0, le=86400)
     exceptions: tuple[str, ...] = ()  # from what is promised; `study show` names and explains those of a study
     metrics: Literal["none", "aggregate", "per-node"] = "aggregate"
     approve: Literal["ask", "listed"] = "ask"  # listed: only `approved` below counts, not `secure-fl node approve`

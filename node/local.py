@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from node.config import NodeFile
@@ -23,6 +24,10 @@ class InlineExecutor:
 
     def __init__(self) -> None:
         self._trainer = Trainer()
+
+    async def rehearse(self, job: Job) -> None:
+        """Try in the thread."""
+        await self.run(replace(job, rehearsal=True))
 
     async def run(self, job: Job) -> Result:
         """Train in the thread."""

@@ -45,6 +45,8 @@ class Policy:
         policy = self._file.policy
         if study.study.roster.get(self._me.name) != self._me.fingerprint:
             raise RefusedError("this site's certificate is not in the roster")
+        if not study.study.initial:
+            raise RefusedError("the study does not say which model it starts from")
         if study.protection.kind not in policy.protections:
             raise RefusedError(f"protection {study.protection.kind!r} is not allowed by [policy] protections")
         if policy.strategies and study.strategy.name not in policy.strategies:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from node.attempt import Participation, SiteServices
 from node.config import NodeFile
@@ -263,7 +264,7 @@ class Node:
         log.info("study %s is %s", study_id[:12], "finished" if closed.finished else f"aborted ({closed.reason})")
         joined = self._studies.pop(study_id, None)
         if joined is not None:
-            self._end(study_id, joined, joined.store.forget_everything)
+            self._end(study_id, joined, partial(joined.store.leave, rounds=joined.resolved.study.study.rounds))
         if self._until_done and not self._studies:
             self.stop()
 

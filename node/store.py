@@ -191,10 +191,17 @@ class StudyStore:
         for path in self.folder.glob("memory-*.bin"):
             path.unlink(missing_ok=True)
 
-    def forget_everything(self) -> None:
-        """The study is over: the same, and what was kept for its last round."""
+    def leave(self, *, rounds: int) -> None:
+        """The study is said to be over: erase what was remembered of attempts, and after the closing round the model.
+
+        Before, the model stays: the next one has to be one step from it, also if the study is offered once more.
+        """
         self.forget()
         for path in (*self.folder.glob("update-*.safetensors"), *self.folder.glob("features-*.safetensors")):
+            path.unlink(missing_ok=True)
+        if read_cursor(self.folder / "cursor.json")[0] <= rounds:
+            return
+        for path in self.folder.glob("verified-*.bin"):
             path.unlink(missing_ok=True)
 
     def forget_attempt(self, number: int, attempt: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.identity.signing import SigningKey
 from secure_fl.protect.contract import Message
@@ -51,6 +53,6 @@ def _report(metrics: SiteMetrics) -> pb.MetricsReport:
     report = pb.MetricsReport(samples=metrics.samples or 0)
     for field in ("accuracy", "loss", "mse", "global_accuracy"):
         value = getattr(metrics, field)
-        if value is not None:
+        if value is not None and math.isfinite(value):  # A loss may be anything, and is no reason not to answer.
             setattr(report, field, value)
     return report

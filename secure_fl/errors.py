@@ -94,6 +94,17 @@ class ModelTooLargeError(SettingsError):
     status = "FAILED_PRECONDITION"
 
 
+class InitialModelError(SettingsError):
+    """A study names another initial model than the one its seed makes here."""
+
+    code = "InitialModel"
+    status = "FAILED_PRECONDITION"
+    advice = (
+        "after a change of seed, task or strategy remove study.initial; otherwise another version of torch or of the "
+        "task is installed here than where the study was written: use the same at the study lead and the coordinator"
+    )
+
+
 class DataError(SettingsError):
     """The local data cannot be read or do not fit the task."""
 
@@ -287,10 +298,17 @@ class RefusedError(RoundError):
 
 
 class NonFiniteUpdateError(RoundError):
-    """Training produced NaN or infinity; nothing of it may leave the node."""
+    """Numbers that are NaN or infinite where only finite ones may be; nothing of it may leave the node."""
 
     code = "NonFiniteUpdate"
-    advice = "lower strategy.learning_rate or check the local data; the node sits this round out"
+    advice = "lower strategy.learning_rate or check the local data"
+
+
+class NotReadyError(RoundError):
+    """A site cannot take part now: its data, its disk or its software do not work. It does not say which."""
+
+    code = "NotReady"
+    advice = "the site's own log says why; `secure-fl doctor NODE.toml --study STUDY.toml` there finds most of it"
 
 
 class ProtectionError(RoundError):
@@ -304,6 +322,16 @@ class OverflowInvariantError(ProtectionError):
 
     code = "OverflowInvariant"
     advice = "lower protection.bits or the number of nodes"
+
+
+class StepTooLargeError(ProtectionError):
+    """A model is further from the one before it than a round can have moved it."""
+
+    code = "StepTooLarge"
+    advice = (
+        "at a site: ask who runs the coordinator what happened to the model; at a coordinator: a site sent what no "
+        "site should, or the strategy moves models further than its `largest_step` says"
+    )
 
 
 class ReleaseRefusedError(ProtectionError):

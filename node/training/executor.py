@@ -15,12 +15,20 @@ from node.training.jobs import Job, Result
 class Executor(Protocol):
     """Runs jobs for attempts."""
 
+    async def rehearse(self, job: Job) -> None:
+        """Load the data and try one batch without a received model, once per study: whatever can fail fails here.
+
+        Raises as `run` does.
+        """
+        ...
+
     async def run(self, job: Job) -> Result:
         """Do a job: load, measure, train. Several calls may wait; one job runs at a time.
 
         Returns the number of samples and the measurements; blocks are in the files that the job names. Cancelling the
         call cancels the job. Raises `TrainingError` where training fails or its process dies, `DataError`,
-        `SettingsError`, `LayoutMismatchError`, `NonFiniteUpdateError`; nothing of a failed job is used.
+        `SettingsError`, `LayoutMismatchError`; nothing of a failed job is used. What a model does to the
+        arithmetic is no failure: the update is finite.
         """
         ...
 

@@ -39,6 +39,7 @@ class Job:
     model_to: str
     traces_to: str = ""
     budget: int | None = None  # parameters that may leave in a round
+    rehearsal: bool = False  # nothing is received yet: only try whether it could be done
 
     def to_json(self) -> str:
         """One line."""

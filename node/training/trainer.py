@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from node.config import DatasetSection
+from node.training.finite import ASTRAY, settled, settled_fit
 from node.training.jobs import FEATURES, Job, Result, layout_from_json
+from node.training.rehearsal import rehearse
 from secure_fl import tasks
 from secure_fl.blocks import Blocks, Layout, Vector
 from secure_fl.checkpoints import load_arrays, save_arrays
 from secure_fl.encoding.metrics import SiteMetrics
-from secure_fl.errors import LayoutMismatchError, NonFiniteUpdateError, SecureFLError, TrainingError
+from secure_fl.errors import LayoutMismatchError, SecureFLError, TrainingError
 from secure_fl.files import write_atomically
 from secure_fl.results import traces
 from secure_fl.rounds import RoundKind
@@ -26,6 +30,8 @@ from secure_fl.strategies.site import Site
 from secure_fl.study.settings import Study
 from secure_fl.tasks.base import LocalData, Share, Source, Task
 from secure_fl.tasks.model_blocks import InitialBlocks, layout_of, seeded
+
+_Key: TypeAlias = tuple[str, str, str]  # the study, the site, and where its data are
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +54,18 @@ class Trainer:
     _one_at_a_time = threading.Lock()
 
     def __init__(self) -> None:
-        self._loaded: dict[tuple[str, str, str], _Loaded] = {}
+        self._loaded: dict[_Key, _Loaded] = {}
+        self._rehearsed: dict[_Key, Result] = {}
 
     def execute(self, job: Job) -> Result:
         """Do a job. Raises typed errors; nothing of a failed job is left in the job's output files."""
         with self._one_at_a_time:
+            # Sums with denormal numbers take many times as long: training would tell by its pace what it computes.
+            torch.set_flush_denormal(True)
             if job.threads and torch.get_num_threads() != job.threads:
                 torch.set_num_threads(job.threads)
             try:
-                return self._execute(job)
+                return self._rehearse(job) if job.rehearsal else self._execute(job)
             except SecureFLError:
                 raise
             except Exception as error:
@@ -65,6 +74,8 @@ class Trainer:
                 raise TrainingError(
                     f"training failed: {type(error).__name__}", advice="the traceback is in the node's log"
                 ) from error
+            finally:
+                torch.set_flush_denormal(False)  # It may be a thread that also does other things.
 
     def _execute(self, job: Job) -> Result:
         # 5. Load the data, once per study, and measure the model as it came.
@@ -73,11 +84,10 @@ class Trainer:
         metrics = _measure(strategy, site)
         if job.kind is RoundKind.TRAIN:
             # 6. Train, and select the blocks that may leave.
-            update = strategy.fit(site)
-            _require_finite(site, update)
+            update = settled_fit(strategy, site)
             save_arrays(Path(job.update_to), update)
             if strategy.attention and strategy.compares(job.round):
-                save_arrays(Path(job.features_to), {FEATURES: strategy.features(site)})
+                save_arrays(Path(job.features_to), {FEATURES: settled(strategy.features(site))})
             if site.state:
                 write_atomically(Path(job.state_to), json.dumps(site.state).encode())
             if site.personal:
@@ -88,8 +98,18 @@ class Trainer:
             save_arrays(Path(job.model_to), site.layout.tensors(strategy.inference(site)))
         return Result(samples=site.samples, metrics=metrics)
 
+    def _rehearse(self, job: Job) -> Result:
+        """Once per study: whatever can fail without a model, so that it does not fail with one."""
+        loaded, key = self._load(job), _key(job)
+        _require_layout(loaded, layout_from_json(job.layout))
+        if key not in self._rehearsed:
+            site = _site_without(job, loaded)
+            log.info("%s", rehearse(site))
+            self._rehearsed[key] = Result(samples=site.samples, metrics=SiteMetrics())
+        return self._rehearsed[key]
+
     def _load(self, job: Job) -> _Loaded:
-        key = (job.study, job.me, job.folder)
+        key = _key(job)
         if key not in self._loaded:
             study = Study.from_canonical(Path(job.study).read_bytes())
             task = tasks.create(study.task.name, study.task.settings)
@@ -99,11 +119,38 @@ class Trainer:
         return self._loaded[key]
 
 
+def _key(job: Job) -> _Key:
+    return job.study, job.me, job.folder
+
+
+def _require_layout(loaded: _Loaded, layout: Layout) -> None:
+    """Raise `LayoutMismatchError` unless the announced model is one of this task and this strategy."""
+    request = loaded.strategy.request_for(loaded.task, loaded.layout)
+    loaded.layout.select(request.blocks).require(layout.model, who="the coordinator's model")
+    if layout.reserved.names != loaded.strategy.shipped:
+        raise LayoutMismatchError("the coordinator's model has other reserved blocks than the strategy's")
+
+
+def _site_without(job: Job, loaded: _Loaded) -> Site:
+    """The site before it has received anything."""
+    return Site(
+        task=loaded.task,
+        data=loaded.data,
+        training=loaded.strategy.settings,
+        initial=InitialBlocks(loaded.task, loaded.study.study.seed, loaded.layout),
+        received={},
+        personal={},
+        combination={},
+        seed=job.seed,
+        device=job.device,
+    )
+
+
 def _site(job: Job, loaded: _Loaded) -> Site:
     """The site as a job finds it."""
     study, strategy, task, whole = loaded.study, loaded.strategy, loaded.task, loaded.layout
     layout = layout_from_json(job.layout)
-    whole.select(strategy.request_for(task, whole).blocks).require(layout.model, who="the coordinator's model")
+    _require_layout(loaded, layout)
     # Mapped: the model as it was received is read where it lies.
     received = layout.unflatten(np.memmap(job.received, np.uint8, mode="r") if layout.size else b"")
     return Site(
@@ -112,7 +159,7 @@ def _site(job: Job, loaded: _Loaded) -> Site:
         training=strategy.settings,
         initial=InitialBlocks(task, study.study.seed, whole),
         received={name: received[name] for name in layout.model.names},
-        shipped=_shipped(strategy, layout.reserved, received),
+        shipped=_shipped(layout.reserved, received),
         personal=_kept(job.personal),
         combination=_kept(job.combination),
         state=json.loads(Path(job.state).read_bytes()) if job.state else {},
@@ -135,16 +182,24 @@ def _source(job: Job) -> Source:
     return Source(path=path, format=section.format or None, share=share)
 
 
-def _shipped(strategy: Strategy, layout: Layout, received: Blocks) -> dict[str, Vector]:
-    """What the coordinator ships beside the model, each in its shape; `LayoutMismatchError` for anything else."""
-    if layout.names != strategy.shipped:
-        raise LayoutMismatchError("the coordinator's model has other reserved blocks than the strategy's")
+def _shipped(layout: Layout, received: Blocks) -> dict[str, Vector]:
+    """What the coordinator ships beside the model, each in its shape."""
     shaped = layout.tensors({name: received[name] for name in layout.names})
     return {name: shaped[f"{name}/{SHIPPED_TENSOR}"] for name in layout.names}
 
 
 def _measure(strategy: Strategy, site: Site) -> SiteMetrics:
     """The model as received, before training: the fruit of the rounds so far."""
+    try:
+        return _measured(strategy, site)
+    except ASTRAY as error:
+        # A task's own metric may object to NaN. What a model does to it here is nobody's business but the site's.
+        log.warning("the received model cannot be measured here (%s)", type(error).__name__)
+        unknown = math.nan if site.task.kind == "regression" else None
+        return SiteMetrics(samples=site.samples, loss=math.nan, mse=unknown)
+
+
+def _measured(strategy: Strategy, site: Site) -> SiteMetrics:
     mine, shared = strategy.inference(site), site.complete(site.received)
     own = site.evaluate(mine)
     common = own
@@ -157,10 +212,3 @@ def _measure(strategy: Strategy, site: Site) -> SiteMetrics:
         mse=own.mse,
         global_accuracy=common.accuracy if strategy.has_global_model else None,
     )
-
-
-def _require_finite(site: Site, update: Blocks) -> None:
-    """NaN must reach neither the update nor what the site keeps; the model in hand may be either or neither."""
-    held = (parameter.detach().cpu().numpy() for parameter in site.model.parameters())
-    if not all(np.isfinite(vector).all() for vector in (*held, *update.values(), *site.personal.values())):
-        raise NonFiniteUpdateError("training produced NaN or infinity")

@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from node.training.jobs import Job, Result
@@ -46,6 +47,10 @@ class WorkerProcess:
         self._forks = forks
         self._process: Forked | asyncio.subprocess.Process | None = None
         self._one_at_a_time = asyncio.Lock()  # several studies share the process
+
+    async def rehearse(self, job: Job) -> None:
+        """Try in the child."""
+        await self.run(replace(job, rehearsal=True))
 
     async def run(self, job: Job) -> Result:
         """Train in the child, one job at a time; cancelling kills it."""

@@ -117,11 +117,19 @@ def new(
 
 
 @app.command()
-def check(path: StudyPath, as_json: AsJson = False) -> None:
+def check(
+    path: StudyPath,
+    as_json: AsJson = False,
+    write: Annotated[
+        Path | None, typer.Option(help="Write it here with every default and its initial model: the file for sites.")
+    ] = None,
+) -> None:
     """Validate a study: keys, names, whether its parts fit together, whether there are enough sites."""
     study = Study.read(path).completed()
     sites = len(study.study.roster)
     study.check(nodes=None if sites else study.simulation.nodes)
+    if write is not None:
+        write_atomically(write, tomli_w.dumps(study.to_table()).encode())
     taking_part = sites or study.simulation.nodes
     spare = study.spare(RequestKind.SUM, taking_part)
     facts: dict[str, Any] = {

@@ -59,6 +59,16 @@ class FixedPoint:
         """Integer steps per unit."""
         return self.limit / self.clip
 
+    def largest_mean(self, *, lightest: int) -> float:
+        """No coordinate of a mean of encoded values is larger, if no weight was below `lightest`/64.
+
+        With weights of 1 that is the clip. Smaller ones move a value from the grid, and rounding lifts it by less than
+        a step; float32 adds less than an eighth of one (three roundings of at most 2¹⁹, each by 2⁻²⁴ of it).
+        """
+        if lightest >= WEIGHT_UNITS:
+            return self.clip
+        return self.clip * (1 + 1.125 * WEIGHT_UNITS / (self.limit * lightest))
+
     def require_room(self, *, contributors: int, ring_bits: int) -> None:
         """Raise unless the sum of that many values cannot leave a signed ring of `ring_bits`."""
         if contributors * self.limit >= 2 ** (ring_bits - 1):

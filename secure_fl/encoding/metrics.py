@@ -34,17 +34,18 @@ def metrics_codec(bits: int) -> FixedPoint:
 def to_vector(metrics: SiteMetrics, *, ceiling: float) -> Vector:
     """Measurements as a block for the protected sum. What does not exist counts as zero at every site alike.
 
-    A loss or squared error above `ceiling` does not fit; the last two values say so, since a mean of values that were
-    cut off would be wrong without anybody noticing.
+    A loss or squared error above `ceiling`, or one that is no number, does not fit; the last two values say so, since a
+    mean of values that were cut off would be wrong without anybody noticing.
     """
     loss, mse = (metrics.loss or 0.0), (metrics.mse or 0.0)
+    loss_fits, mse_fits = loss <= ceiling, mse <= ceiling  # NaN does not.
     values = (
         metrics.accuracy or 0.0,
-        min(loss, ceiling) / ceiling,
-        min(mse, ceiling) / ceiling,
+        loss / ceiling if loss_fits else 1.0,
+        mse / ceiling if mse_fits else 1.0,
         metrics.global_accuracy or 0.0,
-        float(loss > ceiling),
-        float(mse > ceiling),
+        float(not loss_fits),
+        float(not mse_fits),
     )
     return np.array(values, DTYPE)
 

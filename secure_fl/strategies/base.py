@@ -118,8 +118,8 @@ class Strategy(ABC):
 
         `site` has the model, the data and what was kept (`secure_fl.strategies.site.Site`); what this leaves in
         `site.personal` and `site.state` is kept for the next round. The returned blocks are float32 vectors, some of
-        those requested or all; they are clipped, weighted, rounded and protected by others. Raises
-        `NonFiniteUpdateError` where training goes astray: the site then sits the round out.
+        those requested or all; they are clipped, weighted, rounded and protected by others. Training that goes
+        astray is no reason to raise: a coordinate that is NaN or infinite counts as unchanged.
         """
 
     def inference(self, site: Site) -> Blocks:
@@ -165,3 +165,11 @@ class Strategy(ABC):
             name: vector + aggregate[name].mean if name in aggregate else vector for name, vector in current.items()
         }
         return moved, state
+
+    def largest_step(self, largest_mean: float) -> float:
+        """How far `step` can move a coordinate if no coordinate of a mean is larger than `largest_mean`.
+
+        Sites refuse a model that moved further, so a strategy with a step of its own says here what it may do. By
+        default the mean itself; after a *combine* there is none, and the shared blocks stay as they are.
+        """
+        return largest_mean if self.asks is RequestKind.SUM else 0.0

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import pstdev
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,8 @@ class FedALA(FedAvg):
                 site.restore(mixture(), higher)
             # One loss per epoch, that of its last batch, as in the authors' code.
             ends.append(loss)
+            if not math.isfinite(loss):
+                break  # Such a batch moves nothing, and a spread over it means nothing.
             if len(ends) > self.settings.window and pstdev(ends[-self.settings.window :]) < self.settings.threshold:
                 break
 

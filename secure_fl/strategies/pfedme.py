@@ -74,3 +74,7 @@ class PFedMe(FedAvg):
             for name, vector in current.items()
         }
         return moved, state
+
+    def largest_step(self, largest_mean: float) -> float:
+        """β times the mean."""
+        return self.settings.beta * largest_mean

@@ -8,6 +8,7 @@ v̄_h = α_h·v_h + (1 − α_h)·w_h for every hierarchy h, which is a block he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -118,7 +119,8 @@ class PFLSensing(FedAvg):
             for name in moving:
                 pairs = zip(apart[name], site.parameters((name,)), strict=True)
                 slope = sum(float((gap * p.grad).sum()) for gap, p in pairs if p.grad is not None)
-                alpha[name] = min(max(alpha[name] - self.settings.alpha_rate * slope, 0.0), 1.0)
+                if math.isfinite(slope):
+                    alpha[name] = min(max(alpha[name] - self.settings.alpha_rate * slope, 0.0), 1.0)
         return alpha
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from secure_fl.blocks import Blocks, Layout, Vector
-from secure_fl.errors import NonFiniteUpdateError, SettingsError
+from secure_fl.errors import SettingsError
 from secure_fl.strategies.training import Array, LocalTraining
 from secure_fl.tasks.model_blocks import layout_of, read_blocks, write_blocks
 
@@ -62,6 +62,7 @@ class Site:
         self.budget = budget
         self.state: dict[str, Any] = dict(state or {})
         self.traces: dict[str, dict[str, float]] = {}
+        self.skipped = 0  # batches that gave no finite gradient
         self.device = torch.device(device)
         # Dropout and the like draw from the global generator, shuffling from one of its own.
         torch.manual_seed(seed)
@@ -97,8 +98,9 @@ class Site:
         """What training changed in the blocks `names`, relative to what was received."""
         self.model.zero_grad(set_to_none=True)  # as large as the model, and of no use any more
         changed = self.blocks(names)
-        for name, vector in changed.items():
-            np.subtract(vector, self.received[name], out=vector)
+        with np.errstate(invalid="ignore", over="ignore"):  # What is not finite counts as unchanged later.
+            for name, vector in changed.items():
+                np.subtract(vector, self.received[name], out=vector)
         return changed
 
     def train(
@@ -144,20 +146,27 @@ class Site:
         penalty: Penalty | None = None,
         loss: Loss | None = None,
     ) -> None:
-        """One step of `optimizer` on one batch. Raises `NonFiniteUpdateError` where the loss is no number."""
+        """One step of `optimizer` on one batch; none where the batch gives no finite gradient."""
         optimizer.zero_grad(set_to_none=True)
         self.backward(batch, penalty=penalty, loss=loss)
         optimizer.step()
 
     def backward(self, batch: Batch, *, penalty: Penalty | None = None, loss: Loss | None = None) -> float:
-        """Add the gradient of the loss on one batch to the parameters' `grad`; returns the loss."""
+        """Add the gradient of the loss on one batch to the parameters' `grad`; returns the loss.
+
+        Where the loss or a gradient is NaN or infinite, no parameter has a `grad` afterwards and the batch counts for
+        nothing: whoever made the model could otherwise see in a site's silence that it has a certain record.
+        """
         inputs, targets = batch
         value = (loss or self.task.loss)(self.model(inputs), targets)
         if penalty is not None:
             value = value + penalty(self.model)
-        if not torch.isfinite(value):
-            raise NonFiniteUpdateError("the training loss became NaN or infinite")
         value.backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        # One pass, and one number to look at: a sum is finite only if all of its terms are.
+        if not torch.isfinite(torch.stack([value.detach(), *(gradient.sum() for gradient in gradients)]).sum()):
+            self.model.zero_grad(set_to_none=True)
+            self.skipped += 1
         return float(value.detach())
 
     def pull(self, anchor: Sequence[Tensor], strength: float, only: Iterable[str] | None = None) -> Penalty:

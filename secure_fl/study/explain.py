@@ -36,6 +36,7 @@ def explain(study: Study) -> tuple[Explanation, ...]:
                 f"{strategy.name!r} for {study.study.rounds} rounds among {_sites(study)}.",
                 f"It runs on the data set each site calls {study.task.dataset_id!r}; the study never names a path.",
                 f"Its hash, which a site approves, is {study.id}.",
+                *_start(study),
             ),
         ),
         Explanation(
@@ -149,3 +150,12 @@ def _weights(study: Study) -> str:
 
 def _sites(study: Study) -> str:
     return f"{len(study.study.roster)} sites" if study.study.roster else "sites still to be named in its roster"
+
+
+def _start(study: Study) -> tuple[str, ...]:
+    if not study.study.initial:
+        return ()
+    return (
+        f"It starts from the model with the digest {study.study.initial[:16]}…; a site trains from no other one in the "
+        "first round, and later only from models that are one round's step from the last one it saw.",
+    )

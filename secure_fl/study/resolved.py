@@ -7,6 +7,7 @@ from typing import Self
 
 from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.fixed_point import FixedPoint
+from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.protect.contract import Protection
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.base import Strategy
@@ -57,3 +58,12 @@ class ResolvedStudy:
     def phases(self, kind: RoundKind) -> tuple[str, ...]:
         """The phases of a round, in order."""
         return self.protection.phases(self.request_in(kind))
+
+    @property
+    def largest_step(self) -> float:
+        """How far one round can move a coordinate of the shared model."""
+        protection = self.study.protection
+        lightest = WEIGHT_UNITS
+        if protection.reference_samples is not None:
+            lightest = weight_floor(self.study.min_cohort(self.request), protection.colluders)
+        return self.strategy.largest_step(self.codec.largest_mean(lightest=lightest))

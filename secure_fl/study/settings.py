@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,7 +15,7 @@ from secure_fl import limits, protect, strategies
 from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Layout
 from secure_fl.encoding.fixed_point import FixedPoint
-from secure_fl.errors import SettingsError, UnknownNameError
+from secure_fl.errors import InitialModelError, SettingsError, UnknownNameError
 from secure_fl.protect.cohort.minima import smallest_cohort
 from secure_fl.protect.contract import Protection
 from secure_fl.protect.past import CHANGING_COHORTS
@@ -24,7 +24,11 @@ from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle, checked, divide, smallest_circle
 from secure_fl.tasks.partition import PartitionSettings
 
-STUDY_VERSION = 3  # 2 opened sums of whoever was there; 1 had settings of single protections beside those all have
+if TYPE_CHECKING:
+    from secure_fl.study.start import Outline
+    from secure_fl.tasks.base import Task
+
+STUDY_VERSION = 3  # 1 had settings of single protections beside those all have; 2 no initial model and no circles
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -36,6 +40,8 @@ class StudySection(Settings):
     name: str = "study"
     rounds: int = Field(10, ge=1, le=100_000)
     seed: int = Field(0, ge=0, lt=2**63)
+    # The digest of the model that the first round begins from (`secure_fl.study.start`); `completed` writes it.
+    initial: str = Field("", pattern=r"^([0-9a-f]{64})?$")
     # Site name → SHA-256 fingerprint of its certificate. The coordinator cannot add anybody.
     roster: dict[str, str] = Field(default_factory=dict)
 
@@ -240,23 +246,28 @@ class Study(Settings):
         return cls.parse(values)
 
     def completed(self) -> Self:
-        """The study with every default of its task, strategy and protection written out.
+        """The study with every default of its task, strategy and protection, and its initial model, written out.
 
         This is the form whose hash is approved: another release with other defaults is then another study.
         """
         from secure_fl import tasks  # creating a task needs torch, which reading a study does not
 
-        # A default of "nothing" stays away: a TOML file has no word for it, and must give the same hash.
-        task = tasks.create(self.task.name, self.task.settings).settings.model_dump(mode="json", exclude_none=True)
-        strategy = self.make_strategy().settings.model_dump(mode="json", exclude_none=True)
-        protection = self.make_protection().settings.model_dump(mode="json", exclude_none=True)
+        task, strategy = tasks.create(self.task.name, self.task.settings), self.make_strategy()
+        protection = self.make_protection()
+        initial = self.study.initial or self._outline(task, strategy).digest.hex()
         return self.model_copy(
             update={
-                "task": self.task.model_copy(update={"settings": task}),
-                "strategy": self.strategy.model_copy(update={"settings": strategy}),
-                "protection": self.protection.model_copy(update={"settings": protection}),
+                "study": self.study.model_copy(update={"initial": initial}),
+                "task": self.task.model_copy(update={"settings": _written_out(task.settings)}),
+                "strategy": self.strategy.model_copy(update={"settings": _written_out(strategy.settings)}),
+                "protection": self.protection.model_copy(update={"settings": _written_out(protection.settings)}),
             }
         )
+
+    def _outline(self, task: Task, strategy: Strategy) -> Outline:
+        from secure_fl.study.start import outline_of
+
+        return outline_of(task, strategy, self.study.seed)
 
     def to_table(self) -> dict[str, Any]:
         """The study as it would stand in a TOML file."""
@@ -326,7 +337,7 @@ class Study(Settings):
         return protect.create(self.protection.kind, self.protection.settings, recovery=self.protection.recovery)
 
     def check(self, *, nodes: int | None = None) -> Layout:
-        """Everything that can be known without a site: names exist, parts fit together, enough sites.
+        """Everything that can be known without a site: names exist, parts fit together, enough sites, the first model.
 
         Returns the layout of the model.
 
@@ -345,7 +356,10 @@ class Study(Settings):
             )
         strategy, protection = self.make_strategy(), self.make_protection()
         task = tasks.create(self.task.name, self.task.settings)
-        layout, _ = initial_blocks(task, self.study.seed)
+        if self.study.initial:
+            layout = self._outline(task, strategy).whole
+        else:
+            layout, _ = initial_blocks(task, self.study.seed)
         kind = strategy.request_for(task, layout).kind
         if not protection.serves(kind):
             able = [name for name in protect.known() if protect.describe(name).serves(kind)]
@@ -361,6 +375,8 @@ class Study(Settings):
             )
         self._check_circles(kind, sites)
         protection.require_room(kind, nodes=max(sites, 1), bits=self.protection.bits)
+        if self.study.initial and self.study.initial != self._outline(task, strategy).digest.hex():
+            raise InitialModelError("study.initial is not the digest of the model that the study's seed makes here")
         return layout
 
     def _check_circles(self, kind: RequestKind, sites: int) -> None:
@@ -373,3 +389,8 @@ class Study(Settings):
                 f"{len(circles) if kind is RequestKind.SUM else 0}",
                 advice='enrol more sites, or write robust = "none"',
             )
+
+
+def _written_out(settings: Settings) -> dict[str, Any]:
+    # A default of "nothing" stays away: a TOML file has no word for it, and must give the same hash.
+    return settings.model_dump(mode="json", exclude_none=True)

@@ -350,7 +350,7 @@ def _escaped(folder: Path) -> list[Path]:
 def test_a_study_can_be_stopped_before_its_model_is_made(tmp_path: Path) -> None:
     async def run() -> None:
         made = Coordinator(tmp_path / "state")
-        runner = await made.submit(Study.parse({"study": {"rounds": 1}}))
+        runner = await made.submit(Study.parse({"study": {"rounds": 1}}).completed())
         await made.stop(runner)
         assert (runner.outcome, runner.reason) == ("aborted", "StudyStopped")
         await made.close()
@@ -372,7 +372,7 @@ def test_a_study_submitted_twice_at_once_is_one_study_and_its_sessions_stay_in_t
 
     async def run() -> None:
         made = Coordinator(tmp_path / "state")
-        study = Study.parse({"study": {"rounds": 1}})
+        study = Study.parse({"study": {"rounds": 1}}).completed()
         first, second = await asyncio.gather(made.submit(study), made.submit(study))
         assert first is second
         assert added == [True]

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from node.config import NodeFile
+from node.models import VerifiedModels
 from node.policy import Policy
 from node.service import Node
 from node.store import StudyStore
+from node.training.executor import Executor
 from node.training.jobs import Job
 from node.training.worker import WorkerProcess
 from secure_fl.blocks import BlockShape, Layout, TensorShape
@@ -26,6 +28,7 @@ from tests.support.training import FakeTraining
 
 LAYOUT = Layout((BlockShape(name="features", tensors=(TensorShape(name="w", shape=(3,)),)),))
 WEIGHTS = bytes(12)
+INITIAL = LAYOUT.digest(LAYOUT.unflatten(WEIGHTS)).hex()
 
 
 class EvilCoordinator:
@@ -36,6 +39,7 @@ class EvilCoordinator:
         self.outbox: asyncio.Queue[pb.CoordinatorMessage] = asyncio.Queue()
         self.uploads: list[pb.UploadHeader] = []
         self.models: dict[bytes, bytes] = {}  # that it announced, by digest
+        self.fetched: list[bytes] = []
         self.said: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
 
     async def session(self, peer: Any, incoming: AsyncIterator[pb.NodeMessage]) -> AsyncIterator[pb.CoordinatorMessage]:
@@ -60,18 +64,19 @@ class EvilCoordinator:
         return pb.UploadReceipt(study_id=self.fed.study.id, upload_id=collected[0].header.upload_id)
 
     async def download(self, peer: Any, request: pb.DownloadRequest) -> AsyncIterator[pb.Chunk]:
+        self.fetched.append(self.models[request.sha256])
         yield pb.Chunk(study_id=request.study_id, offset=0, data=self.models[request.sha256])
 
     def announce(
         self, *, number: int = 1, attempt: int = 1, invited: tuple[str, ...] = (), weights: bytes = WEIGHTS,
-        **changes: Any,
+        earlier: tuple[bytes, ...] = (), **changes: Any,
     ) -> None:  # fmt: skip
         """An announcement that is right but for the changes."""
         model = pb.ModelRef(
             version=0, digest=LAYOUT.digest(LAYOUT.unflatten(weights)), blocks=layout_to_wire(LAYOUT),
-            object=reference(weights),
+            object=reference(weights), earlier=[reference(each) for each in earlier],
         )  # fmt: skip
-        self.models[model.object.sha256] = weights
+        self.models.update({reference(each).sha256: each for each in (*earlier, weights)})
         body = pb.PhaseAnnouncement(
             round=number, attempt=attempt, kind=pb.ROUND_KIND_TRAIN, phase="upload", deadline_ms=5000, model=model,
             invited=invited or self.fed.names, payload=pb.Payload(protection="none", phase="upload", version=1),
@@ -93,14 +98,22 @@ class EvilCoordinator:
         raise AssertionError(f"{len(self.uploads)} uploads, expected {count}")
 
 
-def against_a_node(folder: Path, scenario: Callable[[EvilCoordinator, asyncio.Task[None], Node], Any]) -> None:
+def against_a_node(
+    folder: Path,
+    scenario: Callable[[EvilCoordinator, asyncio.Task[None], Node], Any],
+    *,
+    settings: dict[str, Any] | None = None,
+    training: Executor | None = None,
+    policy: dict[str, Any] | None = None,
+) -> None:
     """One real node, one evil coordinator."""
 
     async def run() -> None:
-        fed = Federation(folder / "run", {})
+        fed = Federation(folder / "run", {"study": {"rounds": 2, "initial": INITIAL}, **(settings or {})})
+        fed.set_policy("site-01", **(policy or {}))
         evil = EvilCoordinator(fed)
         file = NodeFile.read(fed.workspace.node_file("site-01"))
-        node = Node(file, _Fixed(evil, file), FakeTraining())
+        node = Node(file, _Fixed(evil, file), training or FakeTraining())
         task = asyncio.create_task(node.run())
         try:
             assert (await asyncio.wait_for(evil.said.get(), 5)).study_answer.accepted
@@ -337,17 +350,19 @@ def test_the_closing_round_measures_and_trains_nobody(tmp_path: Path) -> None:
 def test_a_round_has_one_model_in_every_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool) -> None:
     if not checked:
         monkeypatch.setattr(StudyStore, "fix_base", lambda *_: None)
+        # This would refuse as well, as one step too many.
+        monkeypatch.setattr(VerifiedModels, "route", lambda _, model, number: [model.object])
 
     async def scenario(evil: EvilCoordinator, _task: asyncio.Task[None], _node: Node) -> None:
-        evil.announce(attempt=1)
+        evil.announce()
         await evil.next_upload(1)
-        evil.announce(attempt=2, weights=OTHER_WEIGHTS)
+        evil.announce(number=2, attempt=1, weights=OTHER_WEIGHTS)
+        await evil.next_upload(2)
+        evil.announce(number=2, attempt=2)
         if checked:
             assert await evil.answer() == "Refused"
-            evil.announce(attempt=3)  # from the same one again
-            await evil.next_upload(2)
-            evil.announce(number=2, weights=OTHER_WEIGHTS)
-        await evil.next_upload(3 if checked else 2)
+            evil.announce(number=2, attempt=3, weights=OTHER_WEIGHTS)  # from the same one again
+        await evil.next_upload(3)
 
     against_a_node(tmp_path, scenario)
 

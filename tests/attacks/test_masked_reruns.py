@@ -141,7 +141,10 @@ def against_nodes(folder: Path, scenario: Any) -> None:
     """Four real nodes, one coordinator that reruns."""
 
     async def run() -> None:
-        fed = Federation(folder / "run", {"protection": {"kind": "masked"}, "metrics": {"share": "none"}})
+        study = {"rounds": 2, "initial": DIGEST.hex()}
+        fed = Federation(
+            folder / "run", {"study": study, "protection": {"kind": "masked"}, "metrics": {"share": "none"}}
+        )
         evil = Rerunning(fed)
         sites = [_Site(evil, name) for name in fed.names]
         try:

@@ -172,7 +172,9 @@ def conversation(folder: Path, scenario: Callable[[Scene], None], *, replies: in
     """Let a real node hear a scenario; returns when it has replied and then kept quiet."""
 
     async def run() -> Scene:
+        initial = LAYOUT.digest(LAYOUT.unflatten(WEIGHTS)).hex()
         table = {
+            "study": {"initial": initial},
             "protection": {"kind": "none", "recovery": True},
             "simulation": {"nodes": 4},
             "metrics": {"share": "per-node"},

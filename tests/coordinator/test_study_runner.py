@@ -92,7 +92,7 @@ def test_a_straggler_is_left_out_and_its_training_cancelled(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("factor", [np.nan, np.inf])
-def test_nan_in_a_local_update_makes_the_node_sit_out_and_say_why(
+def test_an_update_that_is_no_number_never_leaves_and_the_wire_does_not_say_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, factor: float
 ) -> None:
     async def scenario(fed: Federation) -> None:
@@ -101,7 +101,7 @@ def test_nan_in_a_local_update_makes_the_node_sit_out_and_say_why(
         first, second = record.rounds[:2]
         assert "site-01" not in first.cohort
         assert next(n for n in first.nodes if n.name == "site-01").outcome == "sat out"
-        assert next(n for n in first.nodes if n.name == "site-01").reason == "NonFiniteUpdate"
+        assert next(n for n in first.nodes if n.name == "site-01").reason == "NotReady"
         assert "site-01" in second.cohort
         assert "NaN or infinity" in caplog.text
         kinds = [
@@ -120,7 +120,7 @@ def test_failed_training_is_not_the_studys_end(tmp_path: Path) -> None:
         record = await finish(fed)
         assert record.outcome == "finished"
         node = next(node for node in record.rounds[0].nodes if node.name == "site-03")
-        assert (node.outcome, node.reason) == ("sat out", "Training")
+        assert (node.outcome, node.reason) == ("sat out", "NotReady")
 
     play(tmp_path, {}, scenario)
 

@@ -37,7 +37,7 @@ class Liar:
 
     def __init__(self, folder: Path, rng: random.Random, messages: int) -> None:
         table = {
-            "study": {"rounds": 100_000},
+            "study": {"rounds": 100_000, "initial": _MODEL.digest.hex()},
             "protection": {"kind": "none", "recovery": True},
             "simulation": {"nodes": 4},
             "metrics": {"share": "per-node"},

@@ -27,7 +27,7 @@ from secure_fl.files import write_atomically
 from secure_fl.privacy.accountant import RecordingAccountant
 from secure_fl.privacy.ledger import read_ledger
 from secure_fl.rpc import federation_pb2 as pb
-from tests.attacks.test_attacks import EvilCoordinator, _Fixed
+from tests.attacks.test_attacks import INITIAL, EvilCoordinator, _Fixed
 from tests.support.federation import Federation
 from tests.support.training import FakeTraining
 
@@ -49,7 +49,7 @@ def play(folder: Path, scenario: Scenario, training: FakeTraining | None = None)
 
     async def run() -> None:
         rounds = {"attempts": 9, "deadline": 20, "phase_deadline": 20}
-        fed = Federation(folder / "run", {"study": {"rounds": 2}, "rounds": rounds})
+        fed = Federation(folder / "run", {"study": {"rounds": 2, "initial": INITIAL}, "rounds": rounds})
         evil = EvilCoordinator(fed)
         file = NodeFile.read(fed.workspace.node_file("site-01"))
         here = Node(file, _Fixed(evil, file), training or FakeTraining())

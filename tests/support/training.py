@@ -47,6 +47,9 @@ class FakeTraining:
         self._faults = faults or Faults()
         self._poison = poison
 
+    async def rehearse(self, job: Job) -> None:
+        """There are no data that could fail."""
+
     async def run(self, job: Job) -> Result:
         """Write an update that depends on site, round and received model."""
         await asyncio.sleep(0)

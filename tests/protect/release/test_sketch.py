@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fl.errors import NonFiniteUpdateError, OverflowInvariantError
+from secure_fl.errors import NonFiniteUpdateError
 from secure_fl.protect.release.sketch import LIMIT, SIZE, in_units, sketch, squared_distance
 from tests.protect.laws import law
 
@@ -65,8 +65,7 @@ def test_what_is_no_number_is_refused(poison: float) -> None:
         sketch(np.array([0, poison], np.float32), binding=BINDING)
 
 
-def test_what_does_not_fit_is_refused_not_cut() -> None:
+def test_what_does_not_fit_is_cut_off_and_the_site_still_answers() -> None:
     edge = LIMIT / 2**14
-    assert sketch(np.array([edge], np.float32), binding=BINDING)[0] == LIMIT
-    with pytest.raises(OverflowInvariantError):
-        sketch(np.array([edge + 1], np.float32), binding=BINDING)
+    for beyond in (edge, edge + 1, 3e38):
+        assert sketch(np.array([beyond, -beyond], np.float32), binding=BINDING)[:2].tolist() == [LIMIT, -LIMIT]

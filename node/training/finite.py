@@ -1,0 +1,58 @@
+"""Training always ends with numbers, whatever the model was.
+
+Whoever chooses the model can make one that overflows on one record only. A site that then sat the round out would have
+said that it holds this record. So nothing that a model does to the arithmetic keeps a site from answering: what becomes
+NaN or infinite counts as unchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import ChainMap
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from secure_fl.blocks import Blocks, Vector
+from secure_fl.errors import NonFiniteUpdateError
+from secure_fl.strategies.base import Strategy
+from secure_fl.strategies.site import Site
+
+log = logging.getLogger(__name__)
+
+# How arithmetic on NaN and infinity fails where it fails at all: int(nan) is a ValueError, int(inf) an OverflowError.
+ASTRAY = (NonFiniteUpdateError, ArithmeticError, ValueError, LinAlgError)
+
+
+def settled_fit(strategy: Strategy, site: Site) -> Blocks:
+    """What `strategy.fit` makes of a site, all of it finite: the update that is returned and what the site keeps."""
+    kept, state = dict(site.personal), dict(site.state)
+    try:
+        update = strategy.fit(site)
+    except ASTRAY as error:
+        reason = type(error).__name__
+        log.warning("training went astray (%s): nothing changes here in this round", reason, exc_info=True)
+        site.personal, site.state, site.traces = kept, state, {}
+        update = {name: np.zeros_like(vector) for name, vector in site.received.items()}
+    if site.skipped:
+        log.warning(
+            "%d batches gave no finite gradient and were passed over; lower strategy.learning_rate or check the data",
+            site.skipped,
+        )
+    before = ChainMap(kept, dict(site.received), cast("dict[str, Vector]", site.initial))
+    site.personal = {name: settled(vector, name, before) for name, vector in site.personal.items()}
+    return {name: settled(vector) for name, vector in update.items()}
+
+
+def settled(values: Vector, name: str = "", before: Mapping[str, Vector] | None = None) -> Vector:
+    """`values`, with what `before` has under `name`, or else zero, in place of NaN and infinity."""
+    finite = np.isfinite(values)
+    if finite.all():
+        return values
+    log.warning("%d of %d values are not finite and count as unchanged", values.size - finite.sum(), values.size)
+    fallback = before[name] if before is not None and name in before else None
+    if fallback is None or fallback.shape != values.shape or not np.isfinite(fallback).all():
+        fallback = np.zeros_like(values)
+    return np.where(finite, values, fallback)

@@ -1,0 +1,45 @@
+"""Before a model is fetched: do the data, the task and this machine work at all?
+
+What fails here says nothing about a model, because there is none yet. After the fetch a failure would.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from secure_fl.errors import DataError
+from secure_fl.strategies.site import Site
+from secure_fl.tasks.base import LocalData, Split
+
+
+def rehearse(site: Site) -> str:
+    """Look through a site's data and train on one batch, from a model that nobody sent; returns what was found.
+
+    Raises `DataError` for data that no model can be trained on, and whatever the task raises.
+    """
+    _require_numbers(site.data)
+    settings, train, test = site.training, site.data.train, site.data.test
+    optimizer = site.optimizer()
+    site.model.train()
+    site.descend(optimizer, next(iter(site.batches(1))))
+    if site.skipped:
+        raise DataError(
+            "the first batch of the local data has no finite loss",
+            advice="check the data for huge values, and scale inputs and targets to about unit size",
+        )
+    some = slice(0, settings.batch_size)
+    site.task.evaluate(site.model, Split(inputs=test.inputs[some], targets=test.targets[some]))
+    return f"{len(train)} rows to train on, {len(test)} to test on; one batch was trained"
+
+
+def _require_numbers(data: LocalData) -> None:
+    for which, split in (("training", data.train), ("test", data.test)):
+        if len(split) == 0:
+            raise DataError(f"there are no {which} rows")
+        for what, values in (("inputs", split.inputs), ("targets", split.targets)):
+            if values.is_floating_point() and not torch.isfinite(values).all():
+                rows = int((~torch.isfinite(values.reshape(len(values), -1)).all(dim=1)).sum())
+                raise DataError(
+                    f"{rows} of {len(values)} {which} rows have NaN or infinity among their {what}",
+                    advice="repair or leave out those rows; the node tries again by itself",
+                )
