@@ -13,6 +13,7 @@ class CoordinatorSection(IdentitySection):
     """Where to listen, and as whom."""
 
     address: str = "0.0.0.0:8443"
+    tasks: tuple[str, ...] = ()  # `module:attribute` tasks installed and allowed here, word for word
 
 
 class LimitsSection(Settings):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from coordinator.allowed_tasks import require_allowed
 from coordinator.config import CoordinatorFile
 from coordinator.store import Store
 from secure_fl.errors import DoubtError, SettingsError, StorageError
@@ -72,6 +73,7 @@ def _store(file: CoordinatorFile) -> str:
 
 
 def _study(path: Path, file: CoordinatorFile) -> str:
+    require_allowed(Study.read(path), file.coordinator.tasks)  # before `read_study` imports it
     study: Study = doctor.read_study(path)
     mine: Certificate = file.credential().certificate
     if mine.fingerprint in study.study.roster.values():

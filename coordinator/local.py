@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from coordinator.config import CoordinatorFile
 from coordinator.service import Coordinator
 from secure_fl.events import Listener
 from secure_fl.study.settings import Study
@@ -13,8 +14,9 @@ from secure_fl.transport.base import FederationService
 class LocalCoordinator:
     """One study, no socket."""
 
-    def __init__(self, folder: Path, *, listener: Listener) -> None:
-        self._coordinator = Coordinator(folder, listener=listener)
+    def __init__(self, file: Path, *, listener: Listener) -> None:
+        settings = CoordinatorFile.read(file)
+        self._coordinator = Coordinator(settings.state_folder, listener=listener, tasks=settings.coordinator.tasks)
 
     @property
     def service(self) -> FederationService:

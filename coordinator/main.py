@@ -17,7 +17,7 @@ from coordinator.service import Coordinator
 from secure_fl import logs
 from secure_fl.errors import SecureFLError
 from secure_fl.events import CoordinatorFailed, Listener, Listening, each, ignore, print_json_lines
-from secure_fl.files import only_process
+from secure_fl.files import keep_files_private, only_process
 from secure_fl.operations import lifeline
 from secure_fl.operations.allocator import give_memory_back
 from secure_fl.operations.loop_lag import LoopLag
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lifeline", action="store_true", help="exit when standard input closes")
     options = parser.parse_args(arguments)
     name_process("fl-coordinator")
+    keep_files_private()
     give_memory_back()
     if options.lifeline:
         lifeline.read_until_parent_dies(0, lambda _line: None)
@@ -68,6 +69,7 @@ async def _serve_alone(file: CoordinatorFile, *, events: bool, until_done: bool)
         heartbeat=file.limits.heartbeat,
         grace=file.limits.grace,
         model_bytes=file.limits.model_bytes,
+        tasks=file.coordinator.tasks,
         storage_pause=None if until_done else _STORAGE_PAUSE_SECONDS,
     )
     lag = LoopLag()

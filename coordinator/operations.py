@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 
 from coordinator.service import Coordinator
+from coordinator.store import Owner
 from coordinator.study_runner import StudyRunner
-from secure_fl.errors import StorageError, UnknownStudyError
+from secure_fl.errors import NotOwnerError, StorageError, UnknownStudyError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.limits import SETTINGS_BYTES
 from secure_fl.messages import require
@@ -31,26 +32,33 @@ class Operations:
         """Take a study up. The same study again is the same study."""
         require(len(request.settings) <= SETTINGS_BYTES, "a study is too long")
         study = Study.from_canonical(request.settings)
-        runner = await self._coordinator.submit(study)
+        owner = Owner(name=operator.name, fingerprint=operator.fingerprint)
+        runner = await self._coordinator.submit(study, owner=owner)
         log.info("study %s submitted by %s", study.id[:12], operator.name)
-        return self._status(runner)
+        return await self._status(runner)
 
     async def Status(self, request: pb.StatusRequest, _operator: Certificate) -> pb.StatusReply:
         """All studies in short, or one with its record."""
         if not request.study_id:
-            return pb.StatusReply(studies=[self._status(runner) for runner in self._coordinator.runners.values()])
+            return pb.StatusReply(
+                studies=[await self._status(runner) for runner in list(self._coordinator.runners.values())]
+            )
         runner = self._runner(request.study_id)
-        status = self._status(runner)
+        status = await self._status(runner)
         record = await in_thread(runner.known_record)
         status.record = json.dumps(asdict(record)).encode() if record is not None else b""
         return pb.StatusReply(studies=[status])
 
     async def Stop(self, request: pb.StopRequest, operator: Certificate) -> pb.StudyStatus:
-        """End a study before its last round; what it has committed stays."""
+        """End a study before its last round; what it has committed stays. Only who submitted it may."""
         runner = self._runner(request.study_id)
+        owner = await self._coordinator.owner(runner)
+        # By name: the consortium gives a name to one operator, who keeps it when the certificate is renewed.
+        if owner is not None and owner.name != operator.name:
+            raise NotOwnerError(f"study {runner.id[:12]} was submitted by {owner.name!r}, not by {operator.name!r}")
         log.info("study %s is stopped by %s", runner.id[:12], operator.name)
         await self._coordinator.stop(runner)
-        return self._status(runner)
+        return await self._status(runner)
 
     async def Export(self, request: pb.ExportRequest, _operator: Certificate) -> AsyncIterator[pb.ExportPart]:
         """The current model as safetensors."""
@@ -68,7 +76,8 @@ class Operations:
             raise UnknownStudyError(f"no study {study_id[:12]} here")
         return runner
 
-    def _status(self, runner: StudyRunner) -> pb.StudyStatus:
+    async def _status(self, runner: StudyRunner) -> pb.StudyStatus:
+        owner = await self._coordinator.owner(runner)
         return pb.StudyStatus(
             study_id=runner.id,
             name=runner.study.study.name,
@@ -76,5 +85,6 @@ class Operations:
             reason=runner.reason,
             rounds_done=runner.rounds_done,
             rounds_planned=runner.study.study.rounds,
+            owner="" if owner is None else owner.name,
             sites=[pb.SiteStatus(**site) for site in self._coordinator.hub.sites(runner)],
         )

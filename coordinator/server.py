@@ -95,11 +95,9 @@ async def start_server(
     coordinator: Coordinator, file: CoordinatorFile, *, listener: Listener = ignore
 ) -> tuple[grpc.aio.Server, int]:
     """Listen with mutual TLS; returns the server and its port. Raises `PortInUseError`."""
-    credential = file.credential()
-    trust = file.trust()
-    trust.check(credential.certificate, role="coordinator", now=utc_now())
+    credential = file.check_identity("coordinator", now=utc_now())
     gate = Gate(
-        Peers(trust),
+        Peers(file.trust()),
         calls_per_peer=file.limits.calls_per_peer,
         messages_per_second=file.limits.messages_per_second,
         listener=listener,

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+from coordinator.allowed_tasks import require_allowed
 from coordinator.sessions import Hub
-from coordinator.store import Store
+from coordinator.store import Owner, Store
 from coordinator.study_runner import StudyRunner
 from secure_fl import logs
 from secure_fl.errors import ModelTooLargeError, SecureFLError, SettingsError, StorageError
@@ -36,6 +37,7 @@ class Coordinator:
         now: Callable[[], float] = time.time,
         storage_pause: float | None = None,
         model_bytes: int = OBJECT_BYTES,
+        tasks: Collection[str] = (),
     ) -> None:
         self.hub = Hub(heartbeat=heartbeat)
         self.runners: dict[str, StudyRunner] = {}
@@ -47,6 +49,7 @@ class Coordinator:
         self._grace = grace
         self._now = now
         self._model_bytes = model_bytes
+        self._allowed_tasks = tasks  # `module:attribute`; installed ids are always allowed
         self._storage_pause = storage_pause  # before a study goes on after a storage error; None: it does not
 
     def resume(self) -> None:
@@ -54,6 +57,8 @@ class Coordinator:
         for stored in self._store.studies():
             try:
                 study = Study.from_canonical(stored.settings)
+                if stored.state == "running":  # One that has ended imports nothing, and its model may be wanted.
+                    require_allowed(study, self._allowed_tasks)
             except SettingsError as error:  # An upgrade must not keep the other studies from going on.
                 log.error("study %s is not taken up: %s → %s", stored.id[:12], error.message, error.hint)
                 continue
@@ -66,23 +71,27 @@ class Coordinator:
         self._admit(study)
         return self._runner(study, "running", "")
 
-    async def submit(self, study: Study) -> StudyRunner:
-        """The same while others run. Only the check is left to a thread: sessions belong to the event loop's."""
+    async def submit(self, study: Study, *, owner: Owner | None = None) -> StudyRunner:
+        """The same while others run, for the one who may stop it.
+
+        Only the check is left to a thread: sessions belong to the event loop's.
+        """
         async with self._submitting:  # The same study may come twice at once.
             if study.id not in self.runners:
-                await in_thread(self._admit, study)
+                await in_thread(self._admit, study, owner)
             runner = self.runners.get(study.id) or self._runner(study, "running", "")
         self.start(runner)
         return runner
 
-    def _admit(self, study: Study) -> None:
+    def _admit(self, study: Study, owner: Owner | None = None) -> None:
+        require_allowed(study, self._allowed_tasks)  # before `check` imports it
         layout = study.check()
         if 4 * layout.size > self._model_bytes:
             raise ModelTooLargeError(
                 f"the study's model has {4 * layout.size} bytes, more than the {self._model_bytes} allowed here",
                 advice="raise [limits] model_bytes in the coordinator's file",
             )
-        self._store.add_study(study.id, study.canonical(), now=self._now())
+        self._store.add_study(study.id, study.canonical(), now=self._now(), owner=owner)
 
     def start(self, runner: StudyRunner) -> None:
         """Run an unfinished study in the background."""
@@ -96,11 +105,17 @@ class Coordinator:
         while running := [task for task in self._tasks.values() if not task.done()]:
             await asyncio.wait(running)
 
+    async def owner(self, runner: StudyRunner) -> Owner | None:
+        """Who submitted a study, if it is known."""
+        return await in_thread(self._store.owner, runner.id)
+
     async def stop(self, runner: StudyRunner) -> None:
         """End a study early; what it has committed stays."""
         task = self._tasks.pop(runner.id, None)
         if task is not None:
             await _cancelled(task)
+        elif runner.outcome != "running":
+            return  # It ended before this process began. Stopping it would load it, and with it its task.
         await runner.stop()
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ import secure_fl
 from coordinator.study_runner import StudyRunner
 from secure_fl import logs
 from secure_fl.errors import (
+    DuplicateSessionError,
     MalformedMessageError,
     NotConnectedError,
     NotEnrolledError,
@@ -145,7 +146,8 @@ class Hub:
         session = _Session(peer, self._forget)
         self._sessions[peer.fingerprint] = session
         if earlier is not None:
-            log.info("%s connected again; its earlier session ends", peer.name)
+            log.info("%s connected again; its earlier session ends (a broken line, or two nodes)", peer.name)
+            earlier.offence = DuplicateSessionError(f"{peer.name} connected again")
             earlier.end()
         self._idle.clear()
         reader = asyncio.create_task(self._read(session, incoming))

@@ -26,6 +26,7 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from secure_fl.errors import SchemaError, StorageError
+from secure_fl.files import private_folder
 from secure_fl.messages import parse
 from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
 from secure_fl.results.record import RoundRecord, round_from_json
@@ -43,6 +44,8 @@ studies = sa.Table(
     sa.Column("state", sa.String),
     sa.Column("reason", sa.String),
     sa.Column("created", sa.Float),
+    sa.Column("owner", sa.String),
+    sa.Column("owner_fingerprint", sa.String),
 )
 rounds = sa.Table(
     "rounds",
@@ -116,6 +119,14 @@ class StoredStudy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who submitted a study: the operator's name, and the certificate it had then."""
+
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One attempt at one round, as announced."""
 
@@ -160,10 +171,7 @@ class Store:
     @classmethod
     def in_folder(cls, folder: Path) -> Store:
         """A SQLite store in `folder`."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
+        private_folder(folder)
         return cls(f"sqlite:///{cls.path_in(folder)}")
 
     @staticmethod
@@ -177,13 +185,21 @@ class Store:
 
     # --- studies ----------------------------------------------------------------------------------------------
 
-    def add_study(self, study_id: str, settings: bytes, *, now: float) -> None:
-        """Remember a study; one that is already there stays as it is."""
+    def add_study(self, study_id: str, settings: bytes, *, now: float, owner: Owner | None = None) -> None:
+        """Remember a study; one that is already there stays as it is, and its owner's."""
+        values = {"id": study_id, "settings": settings, "state": "running", "reason": "", "created": now}
+        if owner is not None:
+            values |= {"owner": owner.name, "owner_fingerprint": owner.fingerprint}
         with self._transaction() as tx:
             if tx.execute(sa.select(studies.c.id).where(studies.c.id == study_id)).first() is None:
-                tx.execute(
-                    studies.insert().values(id=study_id, settings=settings, state="running", reason="", created=now)
-                )
+                tx.execute(studies.insert().values(**values))
+
+    def owner(self, study_id: str) -> Owner | None:
+        """Who submitted a study; None for one that came with the coordinator's file, or before owners were kept."""
+        query = sa.select(studies.c.owner, studies.c.owner_fingerprint).where(studies.c.id == study_id)
+        with self._transaction() as tx:
+            row = tx.execute(query).first()
+        return None if row is None or row.owner is None else Owner(name=row.owner, fingerprint=row.owner_fingerprint)
 
     def studies(self) -> tuple[StoredStudy, ...]:
         """All studies, oldest first."""

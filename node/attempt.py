@@ -41,7 +41,7 @@ from secure_fl.identity.member import Member
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, node_half
 from secure_fl.protect.contract import Contribution, Message, NodeHalf, RoundContext
-from secure_fl.protect.release.past import Past
+from secure_fl.protect.past import Past
 from secure_fl.protect.release.sketch import sketch
 from secure_fl.randomness import KeyStream, Randomness
 from secure_fl.rounds import RoundKind

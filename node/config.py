@@ -6,10 +6,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from secure_fl import protect
+from secure_fl import protect, strategies
 from secure_fl.identity.party_file import DialingFile, DialingSection
 from secure_fl.operations.monitoring import MonitoringSection
-from secure_fl.settings import Settings
+from secure_fl.settings import Settings, require_known
 from secure_fl.tasks.partition import PartitionSettings
 
 _THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
@@ -57,6 +57,15 @@ class PolicySection(Settings):
     metrics: Literal["none", "aggregate", "per-node"] = "aggregate"
     approve: Literal["ask", "listed"] = "ask"  # listed: only `approved` below counts, not `secure-fl node approve`
     approved: tuple[str, ...] = ()  # study hashes
+
+    @model_validator(mode="after")
+    def _known_words(self) -> Self:
+        """A misspelt word would allow nothing, and the site would learn it from a study's lead, weeks later."""
+        for protection in self.protections:
+            require_known("[policy] protection", protection, protect.known())
+        for strategy in self.strategies:
+            require_known("[policy] strategy", strategy, strategies.known())
+        return self
 
 
 class SimulationSection(Settings):

@@ -47,15 +47,53 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
             'this site approves studies in its file only: [policy] approve = "listed"',
             advice="add the hash to [policy] approved and restart the node",
         )
-    # All of them first: where one is not understood, none is approved.
-    hashes = [study if re.fullmatch(r"[0-9a-f]{64}", study) else _hash_of(file, Path(study)) for study in studies]
-    for study_id in hashes:
+    # All of them first: where one is not understood, or could not be meant, none is approved.
+    chosen = [_chosen(file, store, study) for study in studies]
+    for study_id, study in chosen:
         store.approve(study_id)
-        sys.stdout.write(f"approved: {study_id}\n")
+        sys.stdout.write(f"approved: {study_id}{f' ({study.study.name})' if study else ''}\n")
+        if store.offered(study_id) is None:
+            sys.stdout.write(
+                "  this node has not been offered such a study yet; it takes part once the coordinator offers it\n"
+            )
+            if study is None:
+                sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
 
 
-def _hash_of(file: NodeFile, path: Path) -> str:
-    """Of a study file, as `study show` prints it. Part of a hash approves nothing: another study may share it."""
+def _chosen(file: NodeFile, store: NodeStore, wanted: str) -> tuple[str, Study | None]:
+    """The hash that is meant and, if it is known here, the study. Raises `RefusedError` for one without this site."""
+    if re.fullmatch(r"[0-9a-f]{64}", wanted):
+        study_id, settings = wanted, store.offered(wanted)
+        study = None if settings is None else Study.from_canonical(settings)
+        if study is not None and study.id != wanted:
+            raise RefusedError(
+                f"what this node keeps as study {wanted[:12]} is another study", advice="restart the node"
+            )
+    else:
+        study = _study_in(file, Path(wanted))
+        study_id = study.id
+    if study is not None:
+        _require_this_site(file, study)
+    return study_id, study
+
+
+def _require_this_site(file: NodeFile, study: Study) -> None:
+    mine = file.certificate()
+    listed = study.study.roster.get(mine.name)
+    if listed == mine.fingerprint:
+        return
+    advice = "ask the study lead for a study with this site in it (`secure-fl pki roster`); nothing was approved"
+    if listed is None:
+        raise RefusedError(
+            f"study {study.study.name!r} is without this site: {mine.name!r} is not in its roster", advice=advice
+        )
+    raise RefusedError(
+        f"the roster of study {study.study.name!r} has another certificate for {mine.name!r}", advice=advice
+    )
+
+
+def _study_in(file: NodeFile, path: Path) -> Study:
+    """A study file's, as `study show` explains it. Part of a hash approves nothing: another study may share it."""
     if not path.exists():
         raise UsageError(
             f"{str(path)!r} is neither a study's hash (64 hexadecimal digits) nor a study file",
@@ -65,11 +103,11 @@ def _hash_of(file: NodeFile, path: Path) -> str:
     # Completing a study imports its task, which a site allows in its own file and nowhere else.
     if study.task.name not in file.policy.tasks and not tasks.is_installed_id(study.task.name):
         raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
-    return study.completed().id
+    return study.completed()
 
 
 def status(store: NodeStore) -> dict[str, Any]:
-    """Approvals, studies with their last round, and what the ledger says left the site."""
+    """Approvals, studies with their last round, those that were offered, and what the ledger says left the site."""
     approvals = store.approvals()
     entries = list(read_ledger(store.ledger)) if store.ledger.exists() else []
     studies = []
@@ -94,7 +132,20 @@ def status(store: NodeStore) -> dict[str, Any]:
                 "epsilon": None,
             }
         )
-    return {"approvals": sorted(approvals), "studies": studies, "ledger_entries": len(entries)}
+    return {
+        "approvals": sorted(approvals),
+        "studies": studies,
+        "offered": [{"id": study_id, "name": _name_of(store, study_id)} for study_id in store.offers()],
+        "ledger_entries": len(entries),
+    }
+
+
+def _name_of(store: NodeStore, study_id: str) -> str:
+    settings = store.offered(study_id)
+    try:
+        return "" if settings is None else Study.from_canonical(settings).study.name
+    except SettingsError:  # after an upgrade, until the node starts again
+        return ""
 
 
 def _show(store: NodeStore, *, as_json: bool) -> None:
@@ -104,6 +155,8 @@ def _show(store: NodeStore, *, as_json: bool) -> None:
         return
     for study_id in facts["approvals"]:
         sys.stdout.write(f"approved {study_id}\n")
+    for offer in facts["offered"]:
+        sys.stdout.write(f"offered, and not taken part in: {offer['name']} {offer['id']}\n")
     for study in facts["studies"]:
         # The round after the last one only measures the finished model.
         evaluated = study["last_round"] > study["rounds_planned"]

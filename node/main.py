@@ -18,7 +18,7 @@ from node.service import Node
 from node.training.worker import WorkerProcess
 from secure_fl import logs
 from secure_fl.errors import SecureFLError
-from secure_fl.files import only_process
+from secure_fl.files import keep_files_private, only_process
 from secure_fl.identity.certificates import utc_now
 from secure_fl.operations import lifeline
 from secure_fl.operations.allocator import give_memory_back
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None, *, forks: Forks | None = None) -> i
     parser.add_argument("--lifeline", action="store_true", help="exit when standard input closes")
     options = parser.parse_args(arguments)
     name_process("fl-node")
+    keep_files_private()
     give_memory_back()
     if options.lifeline:
         lifeline.read_until_parent_dies(0, lambda _line: None)
@@ -53,7 +54,13 @@ def main(arguments: list[str] | None = None, *, forks: Forks | None = None) -> i
 
 async def _serve(file: NodeFile, *, until_done: bool, forks: Forks | None) -> None:
     # The coordinator would refuse these too, but only as a broken handshake; here the reason has a name.
-    file.trust().check(file.credential().certificate, role="node", now=utc_now())
+    file.check_identity("node", now=utc_now())
+    # Two processes on one folder would answer an attempt twice and tear the ledger, which a node opens as it is made.
+    with only_process(file.state_folder):
+        await _serve_alone(file, until_done=until_done, forks=forks)
+
+
+async def _serve_alone(file: NodeFile, *, until_done: bool, forks: Forks | None) -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     training = WorkerProcess() if forks is None else WorkerProcess(forks=forks)
@@ -63,7 +70,6 @@ async def _serve(file: NodeFile, *, until_done: bool, forks: Forks | None) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.stop)
-    # Two processes on one folder would answer an attempt twice and tear the ledger.
-    with only_process(file.state_folder), monitored(file.monitoring.address, registry, lambda: node.connected):
+    with monitored(file.monitoring.address, registry, lambda: node.connected):
         async with lag.watched():
             await node.run()

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 from node.store import read_json
 from secure_fl.files import write_atomically
+from secure_fl.protect.past import Known, Row
 from secure_fl.protect.release.circles import spanning
-from secure_fl.protect.release.past import Known, Row
 
 _Kept = TypeAdapter(tuple[tuple[tuple[str, ...], ...], tuple[str, ...]])  # rows, and who agreed
 

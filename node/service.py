@@ -103,7 +103,11 @@ class Node:
         )
 
     async def run(self) -> None:
-        """Serve until stopped or, with `until_done`, until every study is closed."""
+        """Serve until stopped or, with `until_done`, until every study is closed.
+
+        Raises `StorageError` at the start, and `IdentityError` when the coordinator is not the one to talk to.
+        """
+        await in_thread(self._store.sweep)
         work = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_approvals())]
         try:
             await self._session.run()
@@ -164,6 +168,7 @@ class Node:
         except SecureFLError as error:
             if len(self._refused) < _REMEMBERED_OFFERS:
                 self._refused[study_id] = settings
+                await in_thread(self._keep_offer, study_id, settings)
             log.warning(
                 "refusing study %s: %s%s",
                 study_id[:12],
@@ -189,7 +194,15 @@ class Node:
             return joined
         store = self._store.study(study_id)
         write_atomically(store.settings, settings)
+        with contextlib.suppress(OSError):  # It is a study now; that it is listed as an offer, too, does no harm.
+            self._store.forget_offer(study_id)
         return _JoinedStudy(ResolvedStudy.of(study), store)
+
+    def _keep_offer(self, study_id: str, settings: bytes) -> None:
+        """For the site operator's desk, which knows nothing but this node's folder."""
+        with contextlib.suppress(SecureFLError):  # what is no study, or has no room, is only not shown there
+            if Study.from_canonical(settings).id == study_id:
+                self._store.keep_offer(study_id, settings)
 
     async def _watch_approvals(self) -> None:
         """Look again at refused offers when the site operator has approved something, or the disk had no room."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import secure_fl
 from secure_fl.errors import (
+    DuplicateSessionError,
     MalformedMessageError,
     NetworkError,
     NotConnectedError,
@@ -37,6 +38,7 @@ _WELCOME_SECONDS = 20.0
 _GOODBYE_SECONDS = 1.0
 _QUESTION_SECONDS = 20.0
 _CORRUPT_TRANSFERS = 3
+_CROWDED_SECONDS, _CROWDED_LONGEST = 10.0, 600.0  # before a node takes the place of another one with its certificate
 
 # Worth another try: the link broke, or the coordinator was busy with us.
 _TRANSIENT = (NetworkError, NotConnectedError, TooManyRequestsError)
@@ -53,6 +55,7 @@ class Session:
         self._handler = handler
         self._jitter = jitter
         self._backoff = Backoff(jitter=jitter)
+        self._crowded = Backoff(first=_CROWDED_SECONDS, longest=_CROWDED_LONGEST, jitter=jitter)
         self._outgoing: asyncio.Queue[pb.NodeMessage | None] = asyncio.Queue()
         self._link: CoordinatorLink | None = None
         self._connected = asyncio.Event()
@@ -88,10 +91,14 @@ class Session:
 
     async def _rest(self, error: SecureFLError) -> None:
         """Pause before the next try, longer every time."""
+        backoff, reason = self._backoff, error.message
+        if isinstance(error, DuplicateSessionError):
+            # Both nodes are welcomed every time, so the usual pauses would never grow, and neither would get to work.
+            backoff, reason = self._crowded, f"another process connected with this site's certificate → {error.hint}"
         if not self._stop.is_set():
-            log.warning("%s; next try in about %.1f s", error.message, self._backoff.pause)
+            log.warning("%s; next try in about %.1f s", reason, backoff.pause)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), self._backoff.next())
+            await asyncio.wait_for(self._stop.wait(), backoff.next())
 
     @property
     def connected(self) -> bool:

@@ -14,13 +14,14 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from secure_fl.errors import RefusedError, StorageError
-from secure_fl.files import write_atomically, write_private
+from secure_fl.files import private_folder, write_atomically, write_private
 from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
 from secure_fl.randomness import SystemRandomness
 
 _ROUND = re.compile(r"(personal|combination|state)-(\d+)\.(safetensors|json)")
 _KEPT = re.compile(r"(?:update|features)-(\d+)\.safetensors")
 _SECRET_BYTES = 32
+_LEFT_BY_A_CRASH = (".*.part", "*.part", "scratch-*")  # half-written files, and those of an attempt
 _SPENT = "spent"  # in place of a digest: no cohort has this one
 
 T = TypeVar("T")
@@ -38,12 +39,8 @@ class StudyStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()  # over what is decided once: it is read and written as one
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
-        for leftover in (*folder.glob(".*.part"), *folder.glob("*.part"), *folder.glob("scratch-*")):
-            leftover.unlink(missing_ok=True)
+        private_folder(folder)
+        _sweep(folder)
 
     @property
     def settings(self) -> Path:
@@ -280,6 +277,12 @@ def read_cursor(path: Path) -> tuple[int, int, str]:
         raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
 
 
+def _sweep(folder: Path) -> None:
+    for pattern in _LEFT_BY_A_CRASH:
+        for leftover in folder.glob(pattern):
+            leftover.unlink(missing_ok=True)
+
+
 def _round(path: Path) -> int:
     match = _ROUND.fullmatch(path.name)
     return int(match[2]) if match else 0
@@ -301,6 +304,7 @@ class NodeStore:
         path = self.folder / "secret.key"
         try:
             if not path.exists():
+                private_folder(self.folder)
                 write_private(path, SystemRandomness().bytes(_SECRET_BYTES))
             secret = path.read_bytes()
         except OSError as error:
@@ -311,12 +315,54 @@ class NodeStore:
 
     def study(self, study_id: str) -> StudyStore:
         """One study's files. `study_id` was checked to be 64 hexadecimal digits."""
+        for folder in (self.folder, self.folder / "studies"):
+            private_folder(folder)
         return StudyStore(self.folder / "studies" / study_id)
+
+    def sweep(self) -> None:
+        """Erase what a crash left of attempts, in every study: among it may be an update as it was trained.
+
+        For a node that starts, before it talks to anybody: whether the study is ever offered again is not its to know.
+        Raises `StorageError`.
+        """
+        try:
+            for folder in (self.folder / "studies").glob("*"):
+                _sweep(folder)
+            for offer in (self.folder / "offers").glob("*"):  # They are made anew when the node connects.
+                offer.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{error.filename}: cannot be erased ({error.strerror})") from error
+
+    def keep_offer(self, study_id: str, settings: bytes) -> None:
+        """Remember a study that was offered and not accepted, for whoever decides about it. Raises `StorageError`."""
+        for folder in (self.folder, self.folder / "offers"):
+            private_folder(folder)
+        write_private(self.folder / "offers" / f"{study_id}.json", settings)
+
+    def forget_offer(self, study_id: str) -> None:
+        """It was accepted: it is among the studies now. Raises `OSError`."""
+        (self.folder / "offers" / f"{study_id}.json").unlink(missing_ok=True)
+
+    def offers(self) -> tuple[str, ...]:
+        """Hashes of the studies offered since the node's last start and not accepted."""
+        return tuple(sorted(path.stem for path in (self.folder / "offers").glob("*.json") if path.name[0] != "."))
+
+    def offered(self, study_id: str) -> bytes | None:
+        """A study as the coordinator offered it, accepted or not; None for one that this node has not seen."""
+        for path in (self.folder / "offers" / f"{study_id}.json", self.folder / "studies" / study_id / "study.json"):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
+        return None
 
     def approve(self, study_id: str) -> None:
         """Add a study hash to those approved by hand; a running node sees it at the next offer."""
+        private_folder(self.folder)  # before the node's first start, it may be this that makes it
         approved = sorted(self.approvals() | {study_id})
-        write_atomically(self.folder / "approvals.json", json.dumps(approved).encode())
+        write_private(self.folder / "approvals.json", json.dumps(approved).encode())
 
     def approvals(self) -> frozenset[str]:
         """Study hashes approved by hand."""

@@ -64,6 +64,21 @@ class UnknownNameError(SettingsError):
         self.nearest = nearest
 
 
+class TaskUnavailableError(SettingsError):
+    """A task's code is not installed here, cannot be imported, or is no task."""
+
+    code = "TaskUnavailable"
+    status = "FAILED_PRECONDITION"
+
+
+class TaskNotAllowedError(SettingsError):
+    """A study names code that the coordinator's file does not list. Raised before anything of it is imported."""
+
+    code = "TaskNotAllowed"
+    status = "PERMISSION_DENIED"
+    advice = "list it, word for word, in [coordinator] tasks of the coordinator's file, and restart the coordinator"
+
+
 class LayoutMismatchError(SettingsError):
     """Two parties' models do not have the same blocks, shapes or dtypes."""
 
@@ -127,6 +142,14 @@ class NotConnectedError(NetworkError):
     code = "NotConnected"
     status = "FAILED_PRECONDITION"
     advice = "the node reconnects and asks again"
+
+
+class DuplicateSessionError(NetworkError):
+    """Another process connected with the certificate of this session."""
+
+    code = "DuplicateSession"
+    status = "ABORTED"
+    advice = "stop the other node; if there is none, somebody has this site's key: have the certificate revoked"
 
 
 class TooManyRequestsError(NetworkError):
@@ -245,6 +268,14 @@ class UnknownStudyError(RoundError):
     code = "UnknownStudy"
     status = "NOT_FOUND"
     advice = "`secure-fl study status` lists the studies of a coordinator"
+
+
+class NotOwnerError(RoundError):
+    """An operator wants to end a study that another one submitted."""
+
+    code = "NotOwner"
+    status = "PERMISSION_DENIED"
+    advice = "`secure-fl study status` names the operator who submitted a study"
 
 
 class RefusedError(RoundError):

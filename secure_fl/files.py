@@ -1,17 +1,21 @@
-"""Files that are either whole or absent, and private keys nobody else can read."""
+"""Files that are either whole or absent, and keys and folders that nobody else can read."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from secure_fl.errors import StorageError
+
+log = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -50,12 +54,39 @@ def publish(temporary: Path, path: Path) -> None:
         os.close(folder)
 
 
+def private_folder(folder: Path) -> None:
+    """Make a folder that this user alone can look into, whatever the umask. Raises `StorageError`.
+
+    One that is there stays as it is: changing the mode of a folder that a file names by mistake could shut others out
+    of something that is theirs.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: cannot be created ({error.strerror})",
+            advice=f"make {folder} and give it to the user this process runs as, or correct [state] folder",
+        ) from error
+
+
+def open_to_others(folder: Path) -> bool:
+    """Whether anybody but its owner, the superuser aside, can look into a folder. Raises `OSError`."""
+    return bool(stat.S_IMODE(folder.stat().st_mode) & 0o077)
+
+
+def keep_files_private() -> None:
+    """From now on this process, and those it starts, create files and folders that their own user alone can read."""
+    os.umask(0o077)
+
+
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
     """Hold a folder for this process; `StorageError` if another one does. The lock ends with the process."""
     path = folder / ".lock"
+    private_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if open_to_others(folder):
+            log.warning("%s: others on this machine can look into it; chmod 700 %s", folder, folder)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StorageError(f"{path}: cannot be opened ({error.strerror})") from error

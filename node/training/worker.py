@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from node.training.jobs import Job, Result
 from secure_fl import logs
 from secure_fl.errors import SecureFLError, TrainingError, rebuild
+from secure_fl.files import keep_files_private
 from secure_fl.operations import lifeline
 from secure_fl.operations.allocator import give_memory_back
 from secure_fl.operations.process_name import name_process
@@ -116,6 +117,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     name_process("fl-worker")
+    keep_files_private()
     give_memory_back()
     logs.configure(level="warning", style="text")
     jobs: queue.Queue[bytes] = queue.Queue()

@@ -50,6 +50,8 @@ def submit(
         typer.echo(json.dumps(_plain(status)))
         return
     typer.echo(f"study {status.study_id} is {status.state}")
+    if status.owner != OperatorFile.read(operator).credential().certificate.name:
+        typer.echo(f"it was here before, submitted by {status.owner or 'nobody in particular'}")
     typer.echo(f"every site approves it with: secure-fl node approve NODE.toml {status.study_id}")
 
 
@@ -72,7 +74,8 @@ def status(
     for study in studies:
         reason = f" ({study.reason})" if study.reason else ""
         typer.echo(f"{study.name} {study.study_id}")
-        typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds")
+        owner = f", submitted by {study.owner}" if study.owner else ""
+        typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds{owner}")
         table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
         for site in study.sites:
             refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.
@@ -83,7 +86,7 @@ def status(
 
 
 def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
-    """End a study before its last round. What it has committed stays."""
+    """End a study before its last round. What it has committed stays. Only who submitted a study may stop it."""
 
     async def end(lead: Operator) -> pb.StudyStatus:
         return await lead.stop(await find(lead, study_id))
@@ -95,18 +98,25 @@ def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
 def export(
     study_id: StudyId,
     out: Annotated[Path, typer.Option(help="Where to write the model.")] = Path("model.safetensors"),
+    untrained: Annotated[bool, typer.Option("--untrained", help="Also if no round is finished yet.")] = False,
     operator: AsOperator = _DEFAULT,
 ) -> None:
     """Write a study's current model as safetensors, with a model card beside it."""
 
     async def fetch(lead: Operator) -> tuple[int, pb.StudyStatus]:
         (found,) = await lead.status(await find(lead, study_id))
+        if not found.rounds_done and not untrained:
+            raise LateMessageError(
+                "the study has not finished a round: its model is untrained",
+                advice="wait for a round (`secure-fl study status`), or write the start model with --untrained",
+            )
         return await lead.export(found.study_id, out), found
 
     version, found = _call(operator, fetch)
     card = out.with_suffix(".md")
     write_atomically(card, _card(found, version).encode())
-    typer.echo(f"{out}: version {version}; card: {card}")
+    trained = f"{found.rounds_done} of {found.rounds_planned} rounds" if found.rounds_done else "untrained"
+    typer.echo(f"{out}: version {version}, {trained}; card: {card}")
 
 
 def report(
@@ -187,7 +197,8 @@ def _card(status: pb.StudyStatus, version: int) -> str:
         f"# {status.name}",
         "",
         f"- study: `{status.study_id}`",
-        f"- model version: {version} ({status.rounds_done} of {status.rounds_planned} rounds, {status.state})",
+        f"- model version: {version} ({status.rounds_done} of {status.rounds_planned} rounds, {status.state})"
+        + ("" if status.rounds_done else ": **untrained**"),
         f"- task: {record.get('task', '–')}, strategy: {record.get('strategy', '–')}",
         f"- protection: {record.get('protection', '–')}",
         f"- parameters: {record.get('parameters', '–')}, shared: {record.get('shared_parameters', '–')}",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
-from typing import Literal, Self
+from typing import BinaryIO, Literal, Self
 
+from cryptography import x509
 from pydantic import Field, PrivateAttr
 
 from secure_fl.errors import CertificateError
-from secure_fl.identity.certificates import TrustStore
+from secure_fl.identity.certificates import Certificate, TrustStore, load_single, require_issued_by
 from secure_fl.identity.credential import Credential
 from secure_fl.settings import Settings, read_toml
 
@@ -82,23 +84,73 @@ class PartyFile(Settings):
         """The TLS key's file."""
         return self.path(self.identity.key) if self.identity.key else self.certificate_path.with_suffix(".key")
 
+    @property
+    def signing_key_path(self) -> Path:
+        """The signing key's file."""
+        named = self.identity.signing_key
+        return self.path(named) if named else self.certificate_path.with_suffix(".signing.key")
+
+    def certificate(self) -> Certificate:
+        """The party's certificate, without its keys; `CertificateError` when it is missing or not one."""
+        return Certificate.from_pem(self._read(self.certificate_path, "certificate"))
+
     def credential(self) -> Credential:
         """The party's certificate and keys; `CertificateError` when they are missing or do not match."""
-        named = self.identity.signing_key
-        signing_key = self.path(named) if named else self.certificate_path.with_suffix(".signing.key")
-        return Credential.read(self.certificate_path, tls_key=self.key_path, signing_key=signing_key)
+        self._open(self.certificate_path, "certificate").close()
+        self._open(self.key_path, "key").close()  # Only whether it is there: a key is read into a `Secret`.
+        self._open(self.signing_key_path, "signing_key").close()
+        return Credential.read(self.certificate_path, tls_key=self.key_path, signing_key=self.signing_key_path)
 
     def ca_pem(self) -> bytes:
         """The consortium's CA certificate."""
-        path = self.path(self.identity.ca)
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise CertificateError(f"{path}: cannot be read ({error.strerror})") from None
+        return self._read(self.path(self.identity.ca), "ca")
 
     def trust(self) -> TrustStore:
         """The CA with its revocation list."""
-        return TrustStore(self.ca_pem(), self.path(self.identity.crl))
+        try:
+            return TrustStore(self.ca_pem(), self.path(self.identity.crl))
+        except CertificateError:
+            # With another consortium's ca.pem the list looks forged, and it is the list that would be blamed.
+            self._require_own_authority()
+            raise
+
+    def check_identity(self, role: str, *, now: datetime) -> Credential:
+        """The party's credential, if the consortium vouches for it now, in this role. Raises `CertificateError`."""
+        credential = self.credential()
+        trust = self.trust()
+        self._require_own_authority()
+        trust.check(credential.certificate, role=role, now=now)
+        return credential
+
+    def _require_own_authority(self) -> None:
+        path, mine = self.path(self.identity.ca), self.certificate()
+        authority = load_single(self.ca_pem(), what=str(path))
+        try:
+            require_issued_by(authority, x509.load_der_x509_certificate(mine.der), who=mine.name)
+        except CertificateError:
+            raise CertificateError(
+                f"{path} is not the authority that signed this certificate, {self.certificate_path}",
+                advice=f"fetch ca.pem and crl.pem of your consortium, or correct [{self._section}] ca or certificate",
+            ) from None
+
+    def _read(self, path: Path, setting: str) -> bytes:
+        with self._open(path, setting) as file:
+            return file.read()
+
+    def _open(self, path: Path, setting: str) -> BinaryIO:
+        """A file that a setting names; `CertificateError` says which one."""
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise CertificateError(
+                f"{path}: cannot be read ({error.strerror})",
+                advice=f"correct [{self._section}] {setting} in this party's file, or put the file there",
+            ) from None
+
+    @property
+    def _section(self) -> str:
+        """What the section with the certificate is called in the file."""
+        return next((name for name in type(self).model_fields if getattr(self, name) is self.identity), "")
 
 
 class DialingFile(PartyFile):

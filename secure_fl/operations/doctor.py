@@ -24,6 +24,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import secure_fl
 from secure_fl.errors import DoubtError, SecureFLError, SettingsError, StorageError
+from secure_fl.files import open_to_others, private_folder
 from secure_fl.identity.certificates import utc_now
 from secure_fl.identity.party_file import DialingFile, PartyFile
 from secure_fl.limits import MIB
@@ -37,6 +38,7 @@ F = TypeVar("F", bound=PartyFile)
 Check: TypeAlias = tuple[str, Callable[[], str]]
 
 _PACKAGES = ("torch", "opacus", "cryptography", "tenseal", "grpcio", "protobuf")
+_ACCESS = "check that the user who runs this may read, and where it is state also write, what is there"
 _EXPIRY_DAYS = 30
 _GREET_SECONDS = 20.0
 _SKEW_SECONDS = 60.0  # beyond this a fresh certificate or revocation list may look as if from the future
@@ -62,6 +64,9 @@ def examine(checks: Iterable[Check]) -> Iterator[Finding]:
             yield Finding(name, "warning", doubt.message, doubt.hint)
         except SecureFLError as error:
             yield Finding(name, "failed", error.message, error.hint)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            yield Finding(name, "failed", f"{where}{error.strerror or type(error).__name__}", _ACCESS)
 
 
 def failing(error: SecureFLError) -> Callable[[], str]:
@@ -150,9 +155,8 @@ def party(file: PartyFile, role: str) -> Iterator[Check]:
 
 
 def _certificate(file: PartyFile, role: str) -> str:
-    mine = file.credential().certificate
     now = utc_now()
-    file.trust().check(mine, role=role, now=now)
+    mine = file.check_identity(role, now=now).certificate
     left = (mine.not_after - now).days
     if left < _EXPIRY_DAYS:
         raise DoubtError(
@@ -177,8 +181,8 @@ def _revocations(file: PartyFile) -> str:
 
 
 def _state_folder(folder: Path) -> str:
+    private_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         probe = folder / f".doctor-{os.getpid()}"
         probe.write_bytes(b"")
         probe.unlink()
@@ -186,12 +190,17 @@ def _state_folder(folder: Path) -> str:
         raise StorageError(
             f"{folder}: {error.strerror}", advice=f"give {folder} to the user this process runs as"
         ) from None
-    if stat.S_IMODE(folder.stat().st_mode) & 0o007:
-        raise DoubtError(f"{folder}: others on this machine can look into it", advice=f"chmod o-rwx {folder}")
+    if open_to_others(folder):
+        raise DoubtError(
+            f"{folder}: others on this machine can look into it",
+            advice=f"chmod 700 {folder} (nothing here changes the mode of a folder that is there)",
+        )
     return f"{folder} is writable"
 
 
 def _disk(folder: Path) -> str:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent  # "state folder" has said why it is not there.
     free = shutil.disk_usage(folder).free
     text = f"{free / 2**30:.1f} GiB free in {folder}"
     if free < _NO_DISK:

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from secure_fl.errors import NotOwnerError, SettingsError
 from secure_fl.identity.party_file import DialingFile, DialingSection
+from secure_fl.operations.answers import about_stopping, about_submitting
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.rpc.operations_pb2_grpc import OperationsStub
 from secure_fl.study.settings import Study
@@ -34,10 +36,13 @@ class Operator:
         self._stub = stub
 
     async def submit(self, study: Study) -> pb.StudyStatus:
-        """Hand a study in; the same study again is the same study."""
-        with typed_errors():
-            request = pb.SubmitRequest(settings=study.canonical())
-            status: pb.StudyStatus = received(await self._stub.Submit(request, timeout=_CALL_SECONDS))
+        """Hand a study in; the same study again is the same study. What the coordinator refuses is explained."""
+        request = pb.SubmitRequest(settings=study.canonical())
+        try:
+            with typed_errors():
+                status: pb.StudyStatus = received(await self._stub.Submit(request, timeout=_CALL_SECONDS))
+        except SettingsError as error:
+            raise about_submitting(error, study) from None
         return status
 
     async def status(self, study_id: str = "") -> tuple[pb.StudyStatus, ...]:
@@ -47,10 +52,14 @@ class Operator:
         return tuple(reply.studies)
 
     async def stop(self, study_id: str) -> pb.StudyStatus:
-        """End a study early."""
-        with typed_errors():
-            request = pb.StopRequest(study_id=study_id)
-            status: pb.StudyStatus = received(await self._stub.Stop(request, timeout=_CALL_SECONDS))
+        """End a study early. Raises `NotOwnerError`, which names the owner, if somebody else submitted it."""
+        try:
+            with typed_errors():
+                request = pb.StopRequest(study_id=study_id)
+                status: pb.StudyStatus = received(await self._stub.Stop(request, timeout=_CALL_SECONDS))
+        except NotOwnerError:
+            (found,) = await self.status(study_id)
+            raise about_stopping(study_id, found.owner) from None
         return status
 
     async def export(self, study_id: str, path: Path) -> int:

@@ -53,3 +53,4 @@ def hiding() -> tuple[str, ...]:
 def register(name: str, target: str) -> None:
     """Add a protection as `module:attribute`. For code that runs in this process; a study cannot do this."""
     _BUILT_IN[name] = target
+    _RECOVERING.pop(name, None)

@@ -75,7 +75,7 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.integers import BlockSum, Integers
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
-from secure_fl.protect.release.past import NoPast, Past
+from secure_fl.protect.past import NoPast, Past
 from secure_fl.randomness import Randomness
 
 

@@ -25,7 +25,7 @@ class StatusReply(_message.Message):
     def __init__(self, studies: _Optional[_Iterable[_Union[StudyStatus, _Mapping]]] = ...) -> None: ...
 
 class StudyStatus(_message.Message):
-    __slots__ = ("study_id", "name", "state", "reason", "rounds_done", "rounds_planned", "sites", "record")
+    __slots__ = ("study_id", "name", "state", "reason", "rounds_done", "rounds_planned", "sites", "record", "owner")
     STUDY_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class StudyStatus(_message.Message):
     ROUNDS_PLANNED_FIELD_NUMBER: _ClassVar[int]
     SITES_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     study_id: str
     name: str
     state: str
@@ -42,7 +43,8 @@ class StudyStatus(_message.Message):
     rounds_planned: int
     sites: _containers.RepeatedCompositeFieldContainer[SiteStatus]
     record: bytes
-    def __init__(self, study_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., sites: _Optional[_Iterable[_Union[SiteStatus, _Mapping]]] = ..., record: _Optional[bytes] = ...) -> None: ...
+    owner: str
+    def __init__(self, study_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., sites: _Optional[_Iterable[_Union[SiteStatus, _Mapping]]] = ..., record: _Optional[bytes] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class SiteStatus(_message.Message):
     __slots__ = ("name", "connected", "accepted", "refusal")

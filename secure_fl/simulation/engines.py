@@ -45,7 +45,7 @@ class Engine(Protocol):
 class CoordinatorEngine(Protocol):
     """What `threads` needs of a coordinator."""
 
-    def __init__(self, folder: Path, *, listener: Listener) -> None: ...
+    def __init__(self, file: Path, *, listener: Listener) -> None: ...
 
     @property
     def service(self) -> FederationService:
@@ -79,7 +79,7 @@ async def _run_threads(workspace: Workspace, listener: Listener) -> None:
     torch.set_num_threads(1)  # as in `processes`, so that both engines give the same model
     coordinator_class: type[CoordinatorEngine] = _engine("coordinator")
     node_class: type[NodeEngine] = _engine("node")
-    coordinator = coordinator_class(workspace.coordinator_state, listener=listener)
+    coordinator = coordinator_class(workspace.coordinator_file, listener=listener)
     workspace.point_nodes_at(0)
     roster = workspace.study.study.roster
     nodes = [node_class(workspace.node_file(name), coordinator.service) for name in roster]

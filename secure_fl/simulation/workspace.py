@@ -19,7 +19,7 @@ from typing import Any
 import tomli_w
 
 from secure_fl.errors import SettingsError, StorageError
-from secure_fl.files import write_atomically
+from secure_fl.files import private_folder, write_atomically
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
 from secure_fl.results.record import StudyRecord
@@ -61,6 +61,7 @@ class Workspace:
     def point_nodes_at(self, port: int) -> None:
         """Write every node's file, now that the coordinator's port is known."""
         for index, name in enumerate(self.study.study.roster):
+            private_folder(self.node_folder(name))  # a node's state, as in a deployment
             write_atomically(self.node_file(name), tomli_w.dumps(self._node_settings(index, name, port)).encode())
 
     def collect(self) -> None:
@@ -78,7 +79,6 @@ class Workspace:
             "seed": study.study.seed,
             "partition": study.simulation.partition_settings().model_dump(mode="json"),
         }
-        task = study.task.name
         return {
             "node": {
                 "name": name,
@@ -94,7 +94,7 @@ class Workspace:
             "policy": {
                 # One person plays every site here, so every site agrees to what that person wrote.
                 "protections": [study.protection.kind],
-                "tasks": [task] if ":" in task else [],
+                "tasks": _listed(study),
                 "colluders": study.protection.colluders,
                 "exceptions": list(study.exceptions),
                 "metrics": "per-node",
@@ -137,6 +137,7 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspa
             "certificate": "../pki/coordinator-coordinator.pem",
             "ca": "../ca.pem",
             "crl": "../pki/crl.pem",
+            "tasks": _listed(study),
         },
         "monitoring": {"address": ""},
         "studies": ["../study.toml"],
@@ -145,6 +146,11 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspa
     # Written last: its presence means that everything before it is complete.
     write_atomically(kept, tomli_w.dumps(study.to_table()).encode())
     return workspace
+
+
+def _listed(study: Study) -> list[str]:
+    """The study's own task, which every party here allows: whoever simulates wrote it, or chose it."""
+    return [study.task.name] if ":" in study.task.name else []
 
 
 def _make_pki(folder: Path, names: list[str]) -> dict[str, str]:

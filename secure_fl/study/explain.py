@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from secure_fl import tasks
 from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
+from secure_fl.protect.past import CHANGING_COHORTS
 from secure_fl.study.settings import Study
 from secure_fl.tasks.model_blocks import initial_blocks
 
@@ -51,8 +52,10 @@ def explain(study: Study) -> tuple[Explanation, ...]:
             heading=f"Who learns what (protection {protection.name!r})",
             sentences=(
                 *protection.explain(request.kind),
+                *_circles(study, request.kind),
                 f"Nothing is opened with fewer than {minimum} contributors to a block; such a block keeps its value.",
                 *_dropouts(study, request.kind),
+                *_exceptions(study),
                 "The coordinator always sees who takes part, when, and how much is sent.",
             ),
         ),
@@ -65,10 +68,40 @@ def explain(study: Study) -> tuple[Explanation, ...]:
     )
 
 
+_SHOWN_CIRCLES = 20
+
+
+def _circles(study: Study, kind: RequestKind) -> tuple[str, ...]:
+    circles = study.circles() if kind is RequestKind.SUM else ()
+    if not circles:
+        return ()
+    listed = "; ".join(", ".join(circle) for circle in circles[:_SHOWN_CIRCLES])
+    more = f"; and {len(circles) - _SHOWN_CIRCLES} more" if len(circles) > _SHOWN_CIRCLES else ""
+    fewest = min(map(len, circles))
+    return (
+        f"The roster is divided into {len(circles)} circle{'s' * (len(circles) > 1)}, for the whole study: "
+        f"{listed}{more}. Updates are only ever opened as the total of a whole circle of at least {fewest} sites.",
+    )
+
+
+def _exceptions(study: Study) -> tuple[str, ...]:
+    if CHANGING_COHORTS not in study.exceptions:
+        return ()
+    return (
+        f"EXCEPTION ({CHANGING_COHORTS}): if a site joins or leaves between two rounds, the difference of the two "
+        "results tells something about that site. A site has to agree: [policy] exceptions.",
+    )
+
+
 def _dropouts(study: Study, kind: RequestKind) -> tuple[str, ...]:
     sites = len(study.study.roster)
     if not sites:
         return ()
+    if study.circles() and kind is RequestKind.SUM:
+        return (
+            "A circle that misses a site waits for it, and the other circles go on; what comes late still counts while "
+            "the round is open.",
+        )
     spare = study.spare(kind, sites)
     return (
         f"A round survives the loss of {spare} of {sites} sites."
@@ -104,8 +137,9 @@ def _weights(study: Study) -> str:
     floor = weight_floor(study.min_cohort(RequestKind.SUM), study.protection.colluders)
     if floor == WEIGHT_UNITS:
         return (
-            "Every site counts the same: in cohorts as small as this study allows, other weights could make one site "
-            "stand out, so protection.reference_samples has no effect. A larger protection.min_cohort gives it one."
+            "Every site counts the same: in circles or cohorts as small as this study allows, other weights could make "
+            "one site stand out, so protection.reference_samples has no effect. A larger protection.min_cohort gives "
+            "it one."
         )
     return (
         f"A site counts min(1, samples/{study.protection.reference_samples}), quantised to 1/64 and at least "

@@ -18,7 +18,7 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.errors import SettingsError, UnknownNameError
 from secure_fl.protect.cohort.minima import smallest_cohort
 from secure_fl.protect.contract import Protection
-from secure_fl.protect.release.past import CHANGING_COHORTS
+from secure_fl.protect.past import CHANGING_COHORTS
 from secure_fl.settings import Settings, nearest, read_toml, require_known
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle, checked, divide, smallest_circle

@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from secure_fl.errors import SettingsError
+from secure_fl.errors import SettingsError, TaskUnavailableError
 from secure_fl.settings import require_known
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def is_installed_id(name: str) -> bool:
 def resolve(name: str) -> type[Task]:
     """The task called `name`: an installed id, or `module:attribute`.
 
-    Raises `UnknownNameError` for an unknown id and `SettingsError` when the code is missing here or no task.
+    Raises `UnknownNameError` for an unknown id and `TaskUnavailableError` when the code is missing here or no task.
     """
     installed = _installed()
     # Ids first, as in `is_installed_id`: what a policy was asked about is what is imported.
@@ -88,17 +88,17 @@ def _load(name: str, target: str) -> type[Task]:
     try:
         loaded = import_module(module)
     except (Exception, SystemExit) as error:  # A module may fail to import in any way it likes, or want to exit.
-        raise SettingsError(
+        raise TaskUnavailableError(
             f"task {name!r}: module {module!r} cannot be imported at this site ({type(error).__name__})",
             advice="install the package that provides it at this site",
         ) from error
     try:
         found = attrgetter(attribute)(loaded)
     except AttributeError:
-        raise SettingsError(f"task {name!r}: module {module!r} has no {attribute!r}") from None
+        raise TaskUnavailableError(f"task {name!r}: module {module!r} has no {attribute!r}") from None
     if not (inspect.isclass(found) and issubclass(found, Task)):
-        raise SettingsError(f"task {name!r}: {target} is not a subclass of secure_fl.tasks.base.Task")
+        raise TaskUnavailableError(f"task {name!r}: {target} is not a subclass of secure_fl.tasks.base.Task")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise SettingsError(f"task {name!r}: {target} does not define {missing}")
+        raise TaskUnavailableError(f"task {name!r}: {target} does not define {missing}")
     return found

@@ -24,7 +24,13 @@ _CONNECT_SECONDS = 20.0
 
 
 async def dial(file: DialingFile) -> grpc.aio.Channel:
-    """Pin, then connect. Raises `NetworkError` (try again) or `IdentityError` (do not).
+    """A channel for a call or two. Raises as `dial_pinned` does."""
+    channel, _ = await dial_pinned(file)
+    return channel
+
+
+async def dial_pinned(file: DialingFile) -> tuple[grpc.aio.Channel, Certificate]:
+    """Pin, then connect; returns also whom to. Raises `NetworkError` (try again) or `IdentityError` (do not).
 
     gRPC cannot pin a certificate. So the coordinator's is fetched first with Python's own TLS, its chain, host name and
     fingerprint are verified, and gRPC is then given exactly that certificate as its only root of trust.
@@ -45,7 +51,8 @@ async def dial(file: DialingFile) -> grpc.aio.Channel:
         keyfile=file.key_path,
     )
     # The node's own revocation list and the role count too: a node's or an old coordinator's certificate is not enough.
-    file.trust().check(Certificate.from_pem(pinned), role="coordinator", now=utc_now())
+    coordinator = Certificate.from_pem(pinned)
+    file.trust().check(coordinator, role="coordinator", now=utc_now())
     credentials = grpc.ssl_channel_credentials(
         root_certificates=pinned,
         private_key=credential.tls_key.reveal(),
@@ -61,7 +68,7 @@ async def dial(file: DialingFile) -> grpc.aio.Channel:
             f"{section.coordinator} was reached but does not complete a mutual TLS connection",
             advice="is this party's certificate valid, and issued by the coordinator's consortium?",
         ) from None
-    return channel
+    return channel, coordinator
 
 
 @contextmanager

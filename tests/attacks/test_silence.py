@@ -172,7 +172,11 @@ def conversation(folder: Path, scenario: Callable[[Scene], None], *, replies: in
     """Let a real node hear a scenario; returns when it has replied and then kept quiet."""
 
     async def run() -> Scene:
-        table = {"protection": {"kind": "none"}, "simulation": {"nodes": 4}, "metrics": {"share": "per-node"}}
+        table = {
+            "protection": {"kind": "none", "recovery": True},
+            "simulation": {"nodes": 4},
+            "metrics": {"share": "per-node"},
+        }
         scene = Scene(prepare(folder / "run", Study.parse(table), policy={}))
         file = CoordinatorFile.read(scene.workspace.coordinator_file)
         credential = file.credential()

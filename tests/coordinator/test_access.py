@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 
 from coordinator.access import Pace
 from node.link import GrpcConnector
-from secure_fl.errors import CertificateError, MalformedMessageError, SecureFLError, TooManyRequestsError
+from secure_fl.errors import (
+    CertificateError,
+    DuplicateSessionError,
+    MalformedMessageError,
+    SecureFLError,
+    TooManyRequestsError,
+)
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.rpc.federation_pb2_grpc import ReceptionStub
 from secure_fl.transport.channel import dial
@@ -73,8 +79,8 @@ def test_a_peer_has_so_many_calls_at_once_and_no_second_share_on_another_connect
         held = [first.session(hello()), second.session(hello())]
         for session in held:
             await anext(session)
-        async for _ in held[0]:  # The second session ends the first, which frees its place.
-            pass
+        with pytest.raises(DuplicateSessionError):  # The second session ends the first, which frees its place.
+            _ = [message async for message in held[0]]
         held_open: list[object] = []
 
         async def never(peer: object, _parts: object) -> None:

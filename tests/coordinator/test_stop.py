@@ -61,7 +61,7 @@ def test_a_stop_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypat
 def test_a_study_can_be_stopped_before_it_has_begun(tmp_path: Path) -> None:
     async def run() -> None:
         fed = Federation(tmp_path / "run", SETTINGS)
-        coordinator = Coordinator(fed.workspace.coordinator_state)
+        coordinator = Coordinator(fed.workspace.coordinator_state, tasks=[fed.study.task.name])
         runner = coordinator.prepare(fed.study)
         coordinator.start(runner)
         await coordinator.stop(runner)

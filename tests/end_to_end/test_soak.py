@@ -30,7 +30,7 @@ def soak(folder: Path, *, nodes: int, rounds: int, training: str, seconds: float
     """Run a study and measure every party after every round."""
     settings = {
         "study": {"rounds": rounds},
-        "protection": {"kind": "none"},
+        "protection": {"kind": "none", "recovery": True},
         # Eight trainers that load torch at once on two busy cores take their time.
         "rounds": {"deadline": 300, "phase_deadline": 60, "gather": 120},
     }

@@ -104,3 +104,27 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_what_a_killed_node_left_is_erased_at_its_next_start_whoever_is_there(tmp_path: Path) -> None:
+    with Processes(tmp_path / "run", {}) as fed:
+        marker, victim = tmp_path / "paused", fed.names[0]
+        fed.start_coordinator()
+        for name in fed.names[1:]:
+            fed.start_node(name)
+        fed.start_node(victim, SECURE_FL_TEST_PAUSE="advertise", SECURE_FL_TEST_MARK=str(marker))
+        wait_for(marker)
+        fed.kill(victim)
+        fed.kill("coordinator")
+        folder = fed.workspace.node_folder(victim) / "studies" / fed.workspace.study.id
+        update = folder / "scratch-1-1-update.safetensors"
+        assert update.stat().st_size > 0  # the site's update, as it was trained
+        cursor = (folder / "cursor.json").read_bytes()
+        said = len(fed.log(victim))
+        fed.start_node(victim)
+        deadline = time.monotonic() + 60
+        while "connection refused" not in fed.log(victim)[said:]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert list(folder.glob("scratch-*")) == []
+        assert (folder / "cursor.json").read_bytes() == cursor

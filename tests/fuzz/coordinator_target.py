@@ -119,7 +119,7 @@ class World:
         table = {
             "study": {"rounds": rounds},
             "task": {"name": "tests.support.task:Line"},
-            "protection": {"kind": "none"},
+            "protection": {"kind": "none", "recovery": True},
             "rounds": {"deadline": 900, "gather": 0},
             "simulation": {"nodes": len(HONEST + UPLOADING + TALKING)},
         }
@@ -127,7 +127,9 @@ class World:
         self.workspace.point_nodes_at(0)
         self.study = self.workspace.study
         self.study_id = self.study.id  # a hash: computed once
-        self.coordinator = Coordinator(self.workspace.coordinator_state, heartbeat=120.0, grace=0.05)
+        self.coordinator = Coordinator(
+            self.workspace.coordinator_state, heartbeat=120.0, grace=0.05, tasks=[self.study.task.name]
+        )
         self.runner = self.coordinator.prepare(self.study)
         self.gate = Gate()
         authority = Authority.open(self.workspace.folder / "pki")

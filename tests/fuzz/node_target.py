@@ -38,7 +38,7 @@ class Liar:
     def __init__(self, folder: Path, rng: random.Random, messages: int) -> None:
         table = {
             "study": {"rounds": 100_000},
-            "protection": {"kind": "none"},
+            "protection": {"kind": "none", "recovery": True},
             "simulation": {"nodes": 4},
             "metrics": {"share": "per-node"},
         }

@@ -177,11 +177,11 @@ def test_the_server_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             "study": {"rounds": 1},
             "task": {"name": "tests.support.task:Line"},
             "simulation": {"nodes": 3},
-            "protection": {"kind": "none"},
+            "protection": {"kind": "none", "recovery": True},
         }
         workspace = prepare(tmp_path / "run", Study.parse(table), policy={})
         file = CoordinatorFile.read(workspace.coordinator_file)
-        coordinator = Coordinator(file.state_folder, heartbeat=5)
+        coordinator = Coordinator(file.state_folder, heartbeat=5, tasks=file.coordinator.tasks)
         runner = coordinator.prepare(workspace.study)
         server, port = await start_server(coordinator, file)
         workspace.point_nodes_at(port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import tomli_w
 from node import desk
 from node.config import NodeFile
 from node.policy import Policy
+from node.service import Node
 from node.store import NodeStore
 from secure_fl.errors import RefusedError
 from secure_fl.settings import read_toml
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.settings import Study
+from tests.support.federation import Federation
+from tests.support.training import FakeTraining
 
 
 def site(folder: Path, approve: str) -> tuple[Workspace, Path]:
@@ -54,6 +58,88 @@ def test_a_study_is_approved_by_its_hash_or_its_file_and_by_nothing_shorter(
     assert desk.main(["approve", str(path), str(made.folder / "study.toml")]) == 0
     assert f"approved: {made.study.id}" in capsys.readouterr().out
     check(made, path)
+
+
+def test_a_hash_that_nobody_has_offered_is_approved_in_advance_and_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, path = site(tmp_path, "ask")
+    store = NodeStore(NodeFile.read(path).state_folder)
+    assert desk.main(["approve", str(path), made.study.id]) == 0
+    told = capsys.readouterr().out
+    assert "this node has not been offered such a study yet" in told
+    assert "compare the hash" in told
+    assert desk.main(["approve", str(path), str(made.folder / "study.toml")]) == 0  # Of a file, the name is known.
+    told = capsys.readouterr().out
+    assert f"approved: {made.study.id} (study)\n  this node has not been offered such a study yet" in told
+    assert "compare the hash" not in told
+    store.keep_offer(made.study.id, made.study.canonical())
+    assert desk.main(["approve", str(path), made.study.id]) == 0
+    assert capsys.readouterr().out == f"approved: {made.study.id} (study)\n"
+    check(made, path)
+
+
+@pytest.mark.parametrize("roster", ["without", "another certificate"])
+def test_a_study_without_this_site_is_not_approved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], roster: str
+) -> None:
+    made, path = site(tmp_path, "ask")
+    sites = dict(made.study.study.roster)
+    sites.pop("site-01")
+    if roster != "without":
+        sites["site-01"] = "ab" * 32
+    other = made.study.model_copy(update={"study": made.study.study.model_copy(update={"roster": sites})})
+    store = NodeStore(NodeFile.read(path).state_folder)
+    store.keep_offer(other.id, other.canonical())
+    (tmp_path / "other.toml").write_bytes(tomli_w.dumps(other.to_table()).encode())
+    for wanted in (other.id, str(tmp_path / "other.toml")):
+        assert desk.main(["approve", str(path), made.study.id, wanted]) == 7
+        told = capsys.readouterr()
+        assert ("is without this site" if roster == "without" else "another certificate for 'site-01'") in told.err
+        assert "nothing was approved" in told.err
+        assert told.out == ""
+    assert store.approvals() == frozenset()
+
+
+def test_a_node_shows_at_the_desk_what_it_was_offered_until_it_is_approved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> None:
+        fed = Federation(tmp_path / "run", {"task": {"name": "tests.support.task:Line"}}, nodes=3)
+        name = fed.names[0]
+        path, store = fed.workspace.node_file(name), NodeStore(fed.workspace.node_folder(name))
+        fed.set_policy(name, approve="ask", approved=[])
+        store.keep_offer("cd" * 32, b"of an earlier start")
+        for each in fed.names:
+            fed.start_node(each)
+        study = asyncio.create_task(fed.coordinate())
+        async with asyncio.timeout(30):
+            while store.offers() != (fed.study.id,):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert desk.main(["status", str(path)]) == 0
+        assert f"offered, and not taken part in: study {fed.study.id}" in capsys.readouterr().out
+        assert desk.main(["approve", str(path), fed.study.id]) == 0
+        assert "not been offered" not in capsys.readouterr().out
+        async with asyncio.timeout(30):
+            while store.offers():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert store.offered(fed.study.id) == fed.study.canonical()  # It is among the studies now.
+        study.cancel()
+        await asyncio.gather(study, return_exceptions=True)
+        await fed.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_offered_under_a_wrong_hash_is_not_kept(tmp_path: Path) -> None:
+    made, path = site(tmp_path, "ask")
+    node = Node(NodeFile.read(path), None, FakeTraining())  # type: ignore[arg-type]
+    node._keep_offer("ab" * 32, made.study.canonical())
+    node._keep_offer("ab" * 32, b"{")
+    store = NodeStore(NodeFile.read(path).state_folder)
+    assert store.offers() == ()
+    node._keep_offer(made.study.id, made.study.canonical())
+    assert store.offers() == (made.study.id,)
 
 
 def test_a_study_file_does_not_bring_in_code_that_the_site_has_not_allowed(

@@ -117,6 +117,28 @@ def no_key(site: Path) -> None:
     site.with_name("node-site-01.signing.key").unlink()
 
 
+def wrong_key_path(site: Path) -> None:
+    edit(site, read_toml(site), "node", key="nowhere.key")
+
+
+def wrong_certificate_path(site: Path) -> None:
+    edit(site, read_toml(site), "node", certificate="nowhere.pem")
+
+
+def wrong_ca_path(site: Path) -> None:
+    edit(site, read_toml(site), "node", ca="nowhere.pem")
+
+
+def another_consortium(site: Path) -> None:
+    Authority.create(site.parent / "other", consortium="other")
+    shutil.copy(site.parent / "other" / "ca.pem", site.parent)
+
+
+def another_consortium_and_its_list(site: Path) -> None:
+    another_consortium(site)
+    shutil.copy(site.parent / "other" / "crl.pem", site.parent)
+
+
 def no_crl(site: Path) -> None:
     site.with_name("crl.pem").unlink()
 
@@ -146,7 +168,13 @@ def torn_ledger(site: Path) -> None:
     ("trouble", "check", "says", "fix"),
     [
         (broken_key, "keys", "others can read", "chmod 600"),
-        (no_key, "certificate", "cannot be read", "pki list"),
+        (no_key, "certificate", "node-site-01.signing.key: cannot be read", "correct [node] signing_key"),
+        (wrong_key_path, "keys", "nowhere.key: cannot be read", "correct [node] key"),
+        (wrong_certificate_path, "certificate", "nowhere.pem: cannot be read", "correct [node] certificate"),
+        (wrong_ca_path, "certificate", "nowhere.pem: cannot be read", "correct [node] ca"),
+        (another_consortium, "certificate", "is not the authority that signed this certificate", "[node] ca"),
+        (another_consortium, "revocation list", "is not the authority that signed this certificate", "[node] ca"),
+        (another_consortium_and_its_list, "certificate", "is not the authority that signed this", "fetch ca.pem"),
         (no_crl, "revocation list", "cannot be read", "fetch crl.pem"),
         (another_name, "name", "'site-77'", 'name = "site-01"'),
         (nobody_there, "connection", "127.0.0.1:1", "is the coordinator running there?"),
@@ -217,6 +245,21 @@ def test_a_study_that_waits_for_approval_is_a_warning(running: Processes, site: 
     assert code == 0
     assert (found["policy"]["state"], found["approval"]["state"]) == ("ok", "warning")
     assert "not approved here" in found["approval"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ({"protections": ["maskd"]}, "unknown [policy] protection 'maskd'; did you mean 'masked'?"),
+        ({"strategies": ["fedavg", "fedporx"]}, "unknown [policy] strategy 'fedporx'; did you mean 'fedprox'?"),
+    ],
+)
+def test_a_misspelt_word_in_a_policy_is_an_error(site: Path, policy: dict[str, Any], says: str) -> None:
+    edit(site, read_toml(site), "policy", **policy)
+    code, found = node_doctor(site)
+    assert code == 1
+    assert (found["file"]["state"], found["file"]["message"]) == ("failed", says)
+    assert "known: " in found["file"]["fix"]
 
 
 @pytest.mark.parametrize("module", ["node", "coordinator"])

@@ -22,11 +22,27 @@ def test_none_is_called_unsafe() -> None:
 def test_masked_is_the_default_and_says_who_learns_what() -> None:
     explained = text()
     assert "UNSAFE" not in explained
-    assert "It learns the sum and how many sites are in it, not an update, even if it cheats." in explained
+    assert "the coordinator learns that total, never one site's part, even if it cheats" in explained
+    assert "1 circle, for the whole study: site-1, site-2, site-3, site-4." in explained
+    assert "A circle that misses a site waits for it" in explained
+
+
+def test_circles_are_listed() -> None:
+    parts = explain(study(10))
+    sentences = " ".join(sentence for part in parts for sentence in part.sentences)
+    assert "2 circles, for the whole study: site-1, site-10, site-2, site-3, site-4; site-5, site-6, " in sentences
+    assert "a whole circle of at least 5 sites" in sentences
+
+
+def test_recovery_is_an_exception() -> None:
+    explained = text(protection={"recovery": True})
+    assert "EXCEPTION (changing-cohorts): if a site joins or leaves between two rounds" in explained
     assert "A round survives the loss of 1 of 4 sites." in explained
+    assert "circle" not in explained
+    assert "changing-cohorts" not in text(protection={"kind": "none", "recovery": True})
 
 
-@pytest.mark.parametrize(("protection", "minimum"), [({}, 3), ({"colluders": 4}, 6), ({"min_cohort": 9}, 9)])
+@pytest.mark.parametrize(("protection", "minimum"), [({}, 4), ({"colluders": 4}, 6), ({"min_cohort": 9}, 9)])
 def test_the_minimum_cohort_is_named(protection: dict[str, Any], minimum: int) -> None:
     assert f"Nothing is opened with fewer than {minimum} contributors" in text(protection=protection)
 
@@ -77,8 +93,9 @@ def test_the_agreement_and_its_limits_are_named() -> None:
 
 def test_weights_are_explained() -> None:
     assert "Every site counts the same" in text()
-    assert "protection.reference_samples has no effect" in text(protection={"reference_samples": 500})
-    assert "min(1, samples/500)" in text(protection={"reference_samples": 500, "min_cohort": 4})
+    few = {"reference_samples": 500, "recovery": True}
+    assert "protection.reference_samples has no effect" in text(protection=few)
+    assert "min(1, samples/500)" in text(protection={"reference_samples": 500})
 
 
 def test_a_combination_is_explained_as_one() -> None:

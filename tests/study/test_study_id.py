@@ -22,6 +22,9 @@ OTHER: dict[str, dict[str, Any]] = {
         "bits": 17,
         "clip": 1.5,
         "reference_samples": 100,
+        "circles": [["site-1", "site-2", "site-3", "site-4"]],
+        "recovery": True,
+        "robust": "median",
         "settings": None,  # each protection has its own
     },
     "privacy": {"mode": "dp-sgd", "epsilon": 1.0, "delta": 1e-5, "clip": 1.0},

@@ -16,6 +16,7 @@ from node.config import NodeFile
 from node.link import GrpcConnector
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import utc_now
+from secure_fl.operations.operator import OperatorFile
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.settings import read_toml
 from secure_fl.simulation.workspace import Workspace, prepare
@@ -43,6 +44,21 @@ class Edge:
         path.write_bytes(tomli_w.dumps(table).encode())
         return NodeFile.read(path)
 
+    def operator(self, name: str = "lead", *, renew: bool = False) -> OperatorFile:
+        """The file of an operator with a certificate of its own; renewed, with a new one under the same name."""
+        folder = self.workspace.folder / f"operator-{name}-{utc_now().timestamp()}"
+        certificate, _, _ = self.authority.issue("operator", name, renew=renew).save(folder)
+        section = {
+            "coordinator": f"127.0.0.1:{self.port}",
+            "fingerprint": self.node_file().node.fingerprint,
+            "certificate": certificate.name,
+            "ca": "../ca.pem",
+            "crl": "../pki/crl.pem",
+        }
+        path = folder / "operator.toml"
+        path.write_bytes(tomli_w.dumps({"operator": section}).encode())
+        return OperatorFile.read(path)
+
     def enrol(self, authority: Authority, role: str, name: str, **options: Any) -> NodeFile:
         """A file that uses another credential than the roster's."""
         folder = self.workspace.folder / f"other-{role}-{name}-{utc_now().timestamp()}"
@@ -59,7 +75,7 @@ def at_the_edge(folder: Path, scenario: Scenario, **limits: Any) -> None:
             "study": {"rounds": 1},
             "simulation": {"nodes": 3},
             "rounds": {"gather": 60},
-            "protection": {"kind": "none"},
+            "protection": {"kind": "none", "recovery": True},
         }
         workspace = prepare(folder / "run", Study.parse(table), policy={})
         table = read_toml(workspace.coordinator_file)

@@ -134,7 +134,7 @@ def _faulty(name: str) -> Callable[..., Any]:
         if self.dead:  # and for ever after: a killed process writes nothing more
             raise Killed
         result = method(self, *args, **kwargs)
-        self.dead = self.faults.reaches(f"after:{name}")
+        self.dead = self.faults.reaches(f"after:{name}") or self.dead  # Another circle's thread may have met its end.
         if self.dead:
             raise Killed
         return result
@@ -160,7 +160,8 @@ class Federation:
 
     def __init__(self, folder: Path, settings: dict[str, Any], *, nodes: int = 4) -> None:
         settings = {"study": {"rounds": 2}, "simulation": {"nodes": nodes}, **settings}
-        settings.setdefault("protection", {"kind": "none"})
+        # Whoever is there takes part, unless a test is about circles: then it says so.
+        settings["protection"] = {"kind": "none", "recovery": True, **settings.get("protection", {})}
         settings.setdefault("rounds", {"deadline": 20, "phase_deadline": 20, "gather": 3})
         self.workspace: Workspace = prepare(folder, Study.parse(settings), policy={})
         self.workspace.point_nodes_at(0)
@@ -194,6 +195,7 @@ class Federation:
             listener=lambda event: self.events.append(heard(event)),
             now=now,
             storage_pause=storage_pause,
+            tasks=[self.study.task.name],
         )
         coordinator.resume()
         runner = coordinator.prepare(self.study)
@@ -220,6 +222,7 @@ class Federation:
         work = asyncio.ensure_future(coordinator.run())
         killed = asyncio.create_task(_watch(store.faults))
         await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
+        store.dead = store.dead or killed.done()
         killed.cancel()
         if store.dead:
             self.services[0] = None

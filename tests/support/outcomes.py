@@ -40,6 +40,8 @@ def ending(fed: Federation) -> Ending:
         state, reason = raw.execute("SELECT state, reason FROM studies WHERE id = ?", (fed.study.id,)).fetchone()
         rows = raw.execute("SELECT number, attempt, record FROM rounds WHERE state = 'committed' ORDER BY number")
         facts = {(number, attempt): round_from_json(json.loads(record)) for number, attempt, record in rows}
+        # Parts of a committed round that other circles opened.
+        merged = set(raw.execute("SELECT number, attempt FROM rounds WHERE state = 'merged'").fetchall())
     records = tuple(facts.values())
     if state == "running":
         failures = [fields["code"] for kind, fields in fed.events if kind == "study-failed"]
@@ -52,7 +54,7 @@ def ending(fed: Federation) -> Ending:
         if kept.get(fields["number"]) != json.loads(json.dumps({k: v for k, v in fields.items() if k != "study_id"}))
     }
     told = set().union(*(network.committed for network in fed.networks))
-    lost |= {number for number, _ in told - facts.keys()}
+    lost |= {number for number, _ in told - facts.keys() - merged}
     committed = {fields["number"] for fields in announced} | {number for number, _ in told}
     return Ending(state=state, reason=reason, records=records, committed=len(committed), lost=len(lost))
 

@@ -39,7 +39,7 @@ class Processes:
         table = {
             "study": {"rounds": 2},
             "task": {"name": "tests.support.task:Line"},
-            "protection": {"kind": "double"},
+            "protection": {"kind": "double", "recovery": True},
             "rounds": {"deadline": 60, "phase_deadline": 30, "gather": 30},
             "metrics": {"share": "per-node"},
             "simulation": {"nodes": nodes},

@@ -9,8 +9,8 @@ from secure_fl.messages import parse
 from secure_fl.protect.cohort.minima import require_cohort
 from secure_fl.protect.cohort.signed import E, ManifestKind, Peer, SignedCohort, read_manifest
 from secure_fl.protect.contract import Host, RoundContext
+from secure_fl.protect.past import Past
 from secure_fl.protect.release.circles import check_together
-from secure_fl.protect.release.past import Past
 from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
 
 

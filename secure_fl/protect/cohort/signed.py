@@ -22,9 +22,9 @@ from secure_fl.identity.signing import transcript, verify
 from secure_fl.limits import KEYED_NODES, NODES
 from secure_fl.protect.cohort.minima import require_cohort, require_whole
 from secure_fl.protect.contract import RoundContext
+from secure_fl.protect.past import CHANGING_COHORTS, Row
 from secure_fl.protect.primitives.agreement import usable
 from secure_fl.protect.release.guard import releasable
-from secure_fl.protect.release.past import CHANGING_COHORTS, Row
 from secure_fl.rpc.protect_cohort_pb2 import Manifest, Together
 
 _MAX_ROWS = NODES  # earlier sums in a manifest: no more are independent of each other

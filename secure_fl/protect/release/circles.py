@@ -15,8 +15,8 @@ from itertools import combinations
 import numpy as np
 
 from secure_fl.errors import ReleaseRefusedError
+from secure_fl.protect.past import CHANGING_COHORTS, Row
 from secure_fl.protect.release.exact_algebra import Matrix, explained, rank_over_rationals
-from secure_fl.protect.release.past import CHANGING_COHORTS, Row
 
 _BOUND = Fraction(1, 2)  # as the guard's: how much of a site's variance may be explained
 

@@ -1,0 +1,53 @@
+"""`secure-fl study export`: a model that nobody has trained is not taken for a result."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.operations import Operations
+from secure_fl.cli import app
+from secure_fl.errors import LateMessageError
+from tests.support.edge import Edge, at_the_edge
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_an_untrained_model_is_exported_only_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    async def scenario(edge: Edge) -> None:
+        file = edge.operator()
+        runner = edge.coordinator.runners[edge.workspace.study.id]
+        edge.coordinator.start(runner)  # It waits for sites; its model is made.
+        while not runner.is_open:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        status = Operations._status
+
+        async def told(self: Operations, *arguments: object) -> object:
+            found = await status(self, *arguments)  # type: ignore[arg-type]
+            found.rounds_done = rounds
+            return found
+
+        monkeypatch.setattr(Operations, "_status", told)
+        await asyncio.to_thread(export, file.certificate_path.with_name("operator.toml"))
+
+    def export(operator: Path) -> None:
+        out = tmp_path / "model.safetensors"
+        command = ["study", "export", "study", "--out", str(out), "--as", str(operator)]
+        if not rounds:
+            refused = CliRunner().invoke(app, command)
+            assert isinstance(refused.exception, LateMessageError)
+            assert "its model is untrained" in refused.exception.message
+            assert "--untrained" in refused.exception.hint
+            assert not out.exists()
+            command.append("--untrained")
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        assert (", untrained;" in done.output) == (rounds == 0)
+        assert ("**untrained**" in out.with_suffix(".md").read_text()) == (rounds == 0)
+        assert out.exists()
+
+    at_the_edge(tmp_path, scenario)
