@@ -8,15 +8,16 @@ import numpy as np
 
 from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.integers import BlockSum
+from secure_fl.encoding.metrics import METRICS_BLOCK
 from secure_fl.errors import ProtectionError
 from secure_fl.protect.contract import Opened, OpenedSums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedCircles(OpenedSums):
-    """Sums of several circles that stay apart."""
+    """Sums of several circles that stay apart, but for measurements."""
 
-    circles: list[OpenedSums]
+    circles: list[dict[str, BlockSum]]
 
 
 class CircleSums:
@@ -25,7 +26,9 @@ class CircleSums:
     def __init__(self, codec: FixedPoint, *, robust: bool) -> None:
         self._codec = codec
         self._robust = robust
-        self._circles: list[OpenedSums] = []
+        self._cohort: tuple[str, ...] = ()
+        self._total: dict[str, BlockSum] = {}
+        self._circles: list[dict[str, BlockSum]] = []
 
     def add(self, opened: Opened) -> None:
         """Take in one circle's sum, or raise `OverflowInvariantError` and stay as before.
@@ -37,25 +40,19 @@ class CircleSums:
             raise ProtectionError("a circle opens a sum")
         for block in opened.blocks.values():
             self._codec.require_range(block)
-        if self._robust or not self._circles:
-            self._circles.append(opened)
-            return
-        total = self._circles[0]
+        self._cohort = tuple(sorted((*self._cohort, *opened.cohort)))
         blocks = opened.taken()
+        if self._robust:
+            self._circles.append({name: blocks.pop(name) for name in tuple(blocks) if name != METRICS_BLOCK})
         for name in tuple(blocks):
             block = blocks.pop(name)
-            total.blocks[name] = _sum(total.blocks[name], block) if name in total.blocks else block
-        self._circles[0] = OpenedSums(blocks=total.blocks, cohort=tuple(sorted((*total.cohort, *opened.cohort))))
+            self._total[name] = _sum(self._total[name], block) if name in self._total else block
 
     def total(self) -> OpenedSums:
         """Everything that was opened; handed over."""
-        if not self._robust:
-            return self._circles.pop()
-        return OpenedCircles(
-            blocks={},
-            cohort=tuple(sorted(name for circle in self._circles for name in circle.cohort)),
-            circles=self._circles,
-        )
+        if self._robust:
+            return OpenedCircles(blocks=self._total, cohort=self._cohort, circles=self._circles)
+        return OpenedSums(blocks=self._total, cohort=self._cohort)
 
 
 def _sum(total: BlockSum, block: BlockSum) -> BlockSum:

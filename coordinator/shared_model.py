@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.bulk_files import BulkFiles
+from coordinator.merging import OpenedCircles
 from coordinator.store import Store, StoredModel
 from secure_fl import tasks
 from secure_fl.aggregation import Aggregate
 from secure_fl.blocks import Blocks
+from secure_fl.encoding.integers import BlockSum
 from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, from_vector, metrics_codec
+from secure_fl.encoding.robust import decode_circles
 from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums
 from secure_fl.errors import (
@@ -89,9 +92,16 @@ class SharedModel:
                 classification=self._classification,
                 has_global_model=self._resolved.strategy.has_global_model,
             )
+        means = self._means(opened, sums) if training else decode_sums(sums, self._resolved.codec)
         asked = self.layout.model.names if training and isinstance(opened, OpenedSums) else ()
-        kept = tuple(name for name in asked if name not in sums)
-        return Decoded(means=decode_sums(sums, self._resolved.codec), metrics=metrics, blocks_kept=kept)
+        kept = tuple(name for name in asked if name not in means)
+        return Decoded(means=means, metrics=metrics, blocks_kept=kept)
+
+    def _means(self, opened: Opened, sums: dict[str, BlockSum]) -> Aggregate:
+        settings, codec = self._resolved.study.protection, self._resolved.codec
+        if isinstance(opened, OpenedCircles) and settings.robust != "none":
+            return decode_circles(opened.circles, codec, kind=settings.robust, colluders=settings.colluders)
+        return decode_sums(sums, codec)
 
     def step(self, means: Aggregate) -> StoredModel:
         """Let the strategy make the next version, and write it down. It is the current one once `adopt`ed."""

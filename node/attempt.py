@@ -29,7 +29,8 @@ from node.reasons import spoken
 from node.session import Session
 from node.store import AttemptMemory, StudyStore
 from node.training.executor import Executor
-from node.training.jobs import FEATURES, Job, Result, layout_to_json
+from node.training.jobs import FEATURES, Job, Result
+from node.training.orders import make_job
 from node.uploads import release, signed_header
 from secure_fl import logs
 from secure_fl.aggregation import RequestKind
@@ -246,30 +247,17 @@ class Participation:
         return result
 
     def _job(self, received: Path | None) -> Job:
-        file, number, store = self._services.file, self._first.round, self._store
-        return Job(
+        file, number = self._services.file, self._first.round
+        return make_job(
+            file,
+            self._store,
             kind=self._kind,
-            study=str(store.settings),
-            round=number,
-            attempt=self._first.attempt,
-            me=self._services.me.name,
+            key=self.key,
+            dataset=file.datasets[self._study.task.dataset_id],
             seed=self._services.training_seed(self._resolved, number),
-            dataset=file.datasets[self._study.task.dataset_id].model_dump(mode="json"),
-            folder=str(file.path("")),
-            device=file.node.device,
-            threads=file.node.threads,
-            layout=layout_to_json(self._layout),
-            received=_text(received),
-            personal=_text(store.latest("personal", before=number)),
-            state=_text(store.latest("state", before=number)),
-            combination=_text(store.combination(before=number)),
-            update_to=str(self._scratch("update.safetensors")),
-            features_to=str(self._scratch("features.safetensors")),
-            personal_to=str(store.path("personal", number)),
-            state_to=str(store.path("state", number)),
-            model_to=str(store.model),
-            traces_to=str(store.traces),
-            budget=file.policy.upload_parameters,
+            layout=self._layout,
+            received=received,
+            scratch=self._scratch,
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:
@@ -442,7 +430,3 @@ class Participation:
 
 def _deadline(announcement: pb.PhaseAnnouncement) -> float:
     return asyncio.get_running_loop().time() + announcement.deadline_ms / 1000
-
-
-def _text(path: Path | None) -> str:
-    return "" if path is None else str(path)

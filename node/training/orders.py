@@ -1,0 +1,56 @@
+"""What a round asks of the training process: which files of the site it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from node.config import DatasetSection, NodeFile
+from node.store import StudyStore
+from node.training.jobs import Job, layout_to_json
+from secure_fl.blocks import Layout
+from secure_fl.rounds import RoundKind
+
+
+def make_job(
+    file: NodeFile,
+    store: StudyStore,
+    *,
+    kind: RoundKind,
+    key: tuple[int, int],
+    dataset: DatasetSection,
+    seed: int,
+    layout: Layout,
+    received: Path | None,
+    scratch: Callable[[str], Path],
+) -> Job:
+    """The job of a round and attempt (`key`); without `received` the model that is trained is not here yet."""
+    number, attempt = key
+    return Job(
+        kind=kind,
+        study=str(store.settings),
+        round=number,
+        attempt=attempt,
+        me=file.node.name,
+        seed=seed,
+        dataset=dataset.model_dump(mode="json"),
+        folder=str(file.path("")),
+        device=file.node.device,
+        threads=file.node.threads,
+        layout=layout_to_json(layout),
+        received=_text(received),
+        personal=_text(store.latest("personal", before=number)),
+        state=_text(store.latest("state", before=number)),
+        combination=_text(store.combination(before=number)),
+        update_to=str(scratch("update.safetensors")),
+        features_to=str(scratch("features.safetensors")),
+        personal_to=str(store.path("personal", number)),
+        state_to=str(store.path("state", number)),
+        model_to=str(store.model),
+        traces_to=str(store.traces),
+        budget=file.policy.upload_parameters,
+    )
+
+
+def _text(path: Path | None) -> str:
+    return "" if path is None else str(path)
