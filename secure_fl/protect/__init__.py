@@ -13,11 +13,11 @@ from secure_fl.settings import require_known
 # Loaded by name, so that nothing heavy (TenSEAL, say) is imported before it is used.
 _BUILT_IN: dict[str, str] = {
     "none": "secure_fl.protect.none:UnsafeNone",
-    "masked": "secure_fl.protect.circle.protection:Masked",
+    "masked": "secure_fl.protect.masked.protection:Masked",
     "sealed": "secure_fl.protect.sealed.protection:Sealed",
 }
 # With `protection.recovery`: those that need other messages to open a sum without somebody who dropped out.
-_RECOVERING: dict[str, str] = {"masked": "secure_fl.protect.masked.protection:Masked"}
+_RECOVERING: dict[str, str] = {"masked": "secure_fl.protect.recovery.protection:MaskedWithRecovery"}
 
 
 def known() -> tuple[str, ...]:

@@ -24,33 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"secure_fl/rpc/protect_masked.proto\x12\x0csecure_fl.v1\"8\n\x0eMaskedManifest\x12\x10\n\x08mask_key\x18\x01 \x01(\x0c\x12\x14\n\x0c\x65nvelope_key\x18\x02 \x01(\x0c\"[\n\x0eMaskedEnvelope\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x11\n\tkey_share\x18\x02 \x01(\x0c\x12\x13\n\x0bseed_shares\x18\x03 \x03(\x0c\x12\x13\n\x0b\x63ommitments\x18\x04 \x03(\x0c\"W\n\x0fMaskedEnvelopes\x12/\n\tenvelopes\x18\x01 \x03(\x0b\x32\x1c.secure_fl.v1.MaskedEnvelope\x12\x13\n\x0b\x63ommitments\x18\x02 \x03(\x0c\"!\n\x0cMaskedCommit\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"A\n\x0eMaskedSurvivor\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06upload\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"B\n\x0fMaskedSurvivors\x12/\n\tsurvivors\x18\x01 \x03(\x0b\x32\x1c.secure_fl.v1.MaskedSurvivor\"2\n\x0fMaskedAgreement\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"E\n\x10MaskedAgreements\x12\x31\n\nagreements\x18\x01 \x03(\x0b\x32\x1d.secure_fl.v1.MaskedAgreement\"\"\n\x10MaskedSeedShares\x12\x0e\n\x06shares\x18\x01 \x03(\x0c\"c\n\x0bMaskedShare\x12\x0c\n\x04node\x18\x01 \x01(\t\x12/\n\x05seeds\x18\x02 \x01(\x0b\x32\x1e.secure_fl.v1.MaskedSeedSharesH\x00\x12\r\n\x03key\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04kind\"9\n\x0cMaskedShares\x12)\n\x06shares\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.MaskedShareb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"secure_fl/rpc/protect_masked.proto\x12\x0csecure_fl.v1\"\"\n\x0e\x43ircleManifest\x12\x10\n\x08mask_key\x18\x01 \x01(\x0c\"?\n\x0c\x43ircleCommit\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06upload\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"<\n\rCircleCommits\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.CircleCommitb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'secure_fl.rpc.protect_masked_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MASKEDMANIFEST']._serialized_start=52
-  _globals['_MASKEDMANIFEST']._serialized_end=108
-  _globals['_MASKEDENVELOPE']._serialized_start=110
-  _globals['_MASKEDENVELOPE']._serialized_end=201
-  _globals['_MASKEDENVELOPES']._serialized_start=203
-  _globals['_MASKEDENVELOPES']._serialized_end=290
-  _globals['_MASKEDCOMMIT']._serialized_start=292
-  _globals['_MASKEDCOMMIT']._serialized_end=325
-  _globals['_MASKEDSURVIVOR']._serialized_start=327
-  _globals['_MASKEDSURVIVOR']._serialized_end=392
-  _globals['_MASKEDSURVIVORS']._serialized_start=394
-  _globals['_MASKEDSURVIVORS']._serialized_end=460
-  _globals['_MASKEDAGREEMENT']._serialized_start=462
-  _globals['_MASKEDAGREEMENT']._serialized_end=512
-  _globals['_MASKEDAGREEMENTS']._serialized_start=514
-  _globals['_MASKEDAGREEMENTS']._serialized_end=583
-  _globals['_MASKEDSEEDSHARES']._serialized_start=585
-  _globals['_MASKEDSEEDSHARES']._serialized_end=619
-  _globals['_MASKEDSHARE']._serialized_start=621
-  _globals['_MASKEDSHARE']._serialized_end=720
-  _globals['_MASKEDSHARES']._serialized_start=722
-  _globals['_MASKEDSHARES']._serialized_end=779
+  _globals['_CIRCLEMANIFEST']._serialized_start=52
+  _globals['_CIRCLEMANIFEST']._serialized_end=86
+  _globals['_CIRCLECOMMIT']._serialized_start=88
+  _globals['_CIRCLECOMMIT']._serialized_end=151
+  _globals['_CIRCLECOMMITS']._serialized_start=153
+  _globals['_CIRCLECOMMITS']._serialized_end=213
 # @@protoc_insertion_point(module_scope)

@@ -14,7 +14,7 @@ from node.config import NodeFile
 from node.service import Node
 from secure_fl.blocks import BlockShape, Layout, TensorShape
 from secure_fl.protect.contract import Message, OpenedSums
-from secure_fl.protect.masked.protection import Masked
+from secure_fl.protect.recovery.protection import MaskedWithRecovery as Masked
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.context import round_context

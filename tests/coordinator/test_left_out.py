@@ -11,11 +11,11 @@ import pytest
 from secure_fl.errors import ProtectionError, StudyAbortedError, WrongSharesError
 from secure_fl.messages import parse
 from secure_fl.protect.contract import Message
-from secure_fl.protect.masked.node import MaskedNode
 from secure_fl.protect.primitives.recovery import DEALT_SEALED, GAVE_WRONG, Recovery
+from secure_fl.protect.recovery.node import RecoveryNode
 from secure_fl.report.page import render
 from secure_fl.results.record import LeftOut, StudyRecord
-from secure_fl.rpc.protect_masked_pb2 import MaskedShares
+from secure_fl.rpc.protect_recovery_pb2 import RecoveryShares
 from tests.coordinator.test_study_runner import finish, play, start_all
 from tests.support.federation import Federation, Killed
 from tests.support.training import Faults
@@ -34,29 +34,29 @@ def flipped(raw: bytes) -> bytes:
 @pytest.fixture
 def a_flipped_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The liar flips one bit of one share whenever it is asked for shares; its node is a real one otherwise."""
-    honest = MaskedNode._unmask
+    honest = RecoveryNode._unmask
 
-    def unmask(self: MaskedNode, message: Message) -> Message:
+    def unmask(self: RecoveryNode, message: Message) -> Message:
         answer = honest(self, message)
         if self._me.name != LIAR:
             return answer
-        said = parse(MaskedShares, answer.body)
+        said = parse(RecoveryShares, answer.body)
         said.shares[0].seeds.shares[0] = flipped(said.shares[0].seeds.shares[0])
         return Message(body=said.SerializeToString(deterministic=True))
 
-    monkeypatch.setattr(MaskedNode, "_unmask", unmask)
+    monkeypatch.setattr(RecoveryNode, "_unmask", unmask)
 
 
 @pytest.fixture
 def sealed_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
     """The liar deals shares that nobody can open."""
-    honest = MaskedNode._seal
+    honest = RecoveryNode._seal
 
-    def seal(self: MaskedNode, share: bytes, peer: str, *, purpose: bytes) -> bytes:
+    def seal(self: RecoveryNode, share: bytes, peer: str, *, purpose: bytes) -> bytes:
         sealed = honest(self, share, peer, purpose=purpose)
         return flipped(sealed) if self._me.name == LIAR else sealed
 
-    monkeypatch.setattr(MaskedNode, "_seal", seal)
+    monkeypatch.setattr(RecoveryNode, "_seal", seal)
 
 
 def voids(fed: Federation) -> list[str]:

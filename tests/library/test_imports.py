@@ -89,7 +89,7 @@ def test_what_protections_have_in_common_knows_none_of_them() -> None:
 
 
 REGISTRY = ROOT / "secure_fl" / "protect" / "__init__.py"
-OWN_ROOMS = [ROOT / "secure_fl" / "protect" / name for name in protect.known()]
+OWN_ROOMS = [ROOT / "secure_fl" / "protect" / name for name in (*protect.known(), "recovery")]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from secure_fl import protect
 from secure_fl.encoding.integers import BlockSum
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf
 from secure_fl.protect.contract import Contribution, Host, Message, NodeHalf, RoundContext
-from secure_fl.protect.masked.protection import Masked
+from secure_fl.protect.recovery.protection import MaskedWithRecovery as Masked
 from secure_fl.protect.sealed.protection import Sealed
 from tests.protect.double import OneTimePad
 from tests.support.training import FakeTraining

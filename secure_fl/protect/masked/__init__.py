@@ -1,1 +1,1 @@
-"""`masked`: pairwise masks with recovery; `protection` is where to begin."""
+"""`masked`: pairwise masks within a circle, which cancel in its whole sum and nowhere else."""

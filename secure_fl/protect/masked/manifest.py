@@ -1,4 +1,4 @@
-"""What a node says of itself in a masked round, beside its name and blocks: two fresh keys."""
+"""What a node says of itself in a circle, beside its name and blocks: one fresh key."""
 
 from __future__ import annotations
 
@@ -10,40 +10,36 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from secure_fl.messages import parse_exactly
 from secure_fl.protect.cohort.signed import SignedCohort, require_usable
 from secure_fl.protect.contract import RoundContext
-from secure_fl.rpc.protect_masked_pb2 import MaskedManifest
+from secure_fl.rpc.protect_masked_pb2 import CircleManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedAdvert:
-    """One node's keys, verified."""
+class CircleAdvert:
+    """One node's key, verified."""
 
-    mask_key: bytes  # opened when the node drops out
-    envelope_key: bytes  # never opened
+    mask_key: bytes
 
 
-class MaskedManifests:
+class CircleManifests:
     """The extension of a manifest."""
 
-    protocol = "masked"
+    protocol = "circle"
 
-    def write(self, *, mask_key: X25519PrivateKey, envelope_key: X25519PrivateKey) -> bytes:
+    def write(self, mask_key: X25519PrivateKey) -> bytes:
         """As it is signed and sent."""
-        said = MaskedManifest(
-            mask_key=mask_key.public_key().public_bytes_raw(),
-            envelope_key=envelope_key.public_key().public_bytes_raw(),
-        )
+        said = CircleManifest(mask_key=mask_key.public_key().public_bytes_raw())
         return said.SerializeToString(deterministic=True)
 
-    def read(self, _context: RoundContext, name: str, extension: bytes, /) -> MaskedAdvert:
-        """Two keys that everybody can use."""
-        said = parse_exactly(MaskedManifest, extension)
-        require_usable(name, said.mask_key, said.envelope_key)
-        return MaskedAdvert(mask_key=said.mask_key, envelope_key=said.envelope_key)
+    def read(self, _context: RoundContext, name: str, extension: bytes, /) -> CircleAdvert:
+        """A key that everybody can use."""
+        said = parse_exactly(CircleManifest, extension)
+        require_usable(name, said.mask_key)
+        return CircleAdvert(mask_key=said.mask_key)
 
-    def keys(self, said: MaskedAdvert, /) -> tuple[bytes, ...]:
-        """Both."""
-        return said.mask_key, said.envelope_key
+    def keys(self, said: CircleAdvert, /) -> tuple[bytes, ...]:
+        """The one."""
+        return (said.mask_key,)
 
 
-MANIFESTS = MaskedManifests()
-MaskedCohort: TypeAlias = SignedCohort[MaskedAdvert]
+MANIFESTS = CircleManifests()
+CircleCohort: TypeAlias = SignedCohort[CircleAdvert]

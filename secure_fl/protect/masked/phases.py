@@ -1,5 +1,5 @@
-"""The phases of a masked round, in order."""
+"""The phases of a circle's attempt, in order."""
 
 from __future__ import annotations
 
-ADVERTISE, SHARE, UPLOAD, CONSISTENCY, UNMASK = PHASES = ("advertise", "share", "upload", "consistency", "unmask")
+ADVERTISE, COMMIT, UPLOAD = PHASES = ("advertise", "commit", "upload")

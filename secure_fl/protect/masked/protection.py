@@ -1,8 +1,8 @@
-"""`masked`: secure aggregation by pairwise masks with recovery. Opens sums, and nothing but sums.
+"""`masked`: sums of whole circles by pairwise masks. Opens those, and nothing but those.
 
-After Bonawitz et al. (2017), with three things that a malicious coordinator makes necessary: what nodes believe of each
-other is signed by enrolled identities, survivors are agreed on before anything opens, and each group of blocks with its
-own cohort has seeds of its own. docs/masked.md has the messages, the argument and the limits.
+Members of a circle agree on a mask for each pair of them; one adds it, the other subtracts it. Only the sum of the
+whole circle is free of masks, so that there is nothing to recover, no survivor list, and no check to get wrong.
+docs/masked.md has the messages, the argument and the limits.
 """
 
 from __future__ import annotations
@@ -11,53 +11,55 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from secure_fl.aggregation import RequestKind
-from secure_fl.protect.cohort.signed import require_few, threshold
+from secure_fl.errors import ProtectionError
 from secure_fl.protect.contract import Contribution, CoordinatorHalf, Host, NodeHalf, Protection, RoundContext
-from secure_fl.protect.masked.coordinator import MaskedCoordinator
-from secure_fl.protect.masked.node import MaskedNode
-from secure_fl.protect.masked.packing import WORD, Packing
-from secure_fl.protect.masked.phases import PHASES, UPLOAD
+from secure_fl.protect.masked.coordinator import CircleCoordinator
+from secure_fl.protect.masked.node import CircleNode
+from secure_fl.protect.masked.phases import COMMIT, PHASES
+from secure_fl.protect.primitives.packing import WORD, Packing
 
 
 class Masked(Protection):
     """Nobody sees an update; sites need not trust the coordinator for that."""
 
     name: ClassVar[str] = "masked"
-    payload_version: ClassVar[int] = 3
+    payload_version: ClassVar[int] = 4
     coordinator_sees_updates: ClassVar[bool] = False
     order: ClassVar[Mapping[RequestKind, tuple[str, ...]]] = {RequestKind.SUM: PHASES}
-    carrier: ClassVar[str] = UPLOAD
+    carrier: ClassVar[str] = COMMIT
 
     def node(self, context: RoundContext, contribution: Contribution, host: Host) -> NodeHalf:
         """The node half."""
-        return MaskedNode(context, contribution, host)
+        _require_circle(context)
+        return CircleNode(context, contribution, host)
 
     def coordinator(self, context: RoundContext) -> CoordinatorHalf:
         """The coordinator half."""
-        return MaskedCoordinator(context)
+        _require_circle(context)
+        return CircleCoordinator(context)
 
     def largest_upload(self, context: RoundContext) -> int:
-        """Packed words of every block, each in a group of its own."""
+        """Packed words of every block, and the weight."""
         packing = Packing(bits=context.bits, contributors=len(context.invited))
-        return WORD.itemsize * sum(packing.words(shape.size) + 1 for shape in context.layout)
+        return WORD.itemsize * (sum(packing.words(shape.size) for shape in context.layout) + 1)
 
-    def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
-        """Enough to interpolate shares, too."""
-        return max(min_cohort, threshold(nodes, colluders))
-
-    def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:
-        """At least one value per word, and few enough nodes for a complete graph."""
-        super().require_room(kind, nodes=nodes, bits=bits)
-        require_few(nodes)
+    def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:  # noqa: ARG002
+        """Everybody."""
+        return nodes
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:  # noqa: ARG002
         """What each party learns."""
         return (
-            "The coordinator receives each update under masks that only the sum of all sites removes. It learns the "
-            "sum and how many sites are in it, not an update, even if it cheats.",
-            "The coordinator sees which blocks each site holds. A site's weight is hidden in the sum of a round.",
-            "This holds round by round. Two rounds, or two attempts at one, whose sites differ by one show that "
-            "site's weight and, as far as they stay the same, its update and its measurements.",
-            "Other sites see the shared model only. The coordinator together with `protection.colluders` of them "
-            "learns the sum of the remaining sites.",
+            "Each site hides its update under masks that it agrees on with every other site of its circle. The masks "
+            "cancel in the total of the whole circle and nowhere else, so the coordinator learns that total, never one "
+            "site's part, even if it cheats.",
+            "The same sites are added up in every round, so comparing rounds tells nothing about one of them.",
+            "The coordinator sees which blocks each site holds. A site's weight is hidden in the total.",
+            "Other sites see the shared model only. The coordinator together with `protection.colluders` sites of a "
+            "circle learns the total of the circle's other sites.",
         )
+
+
+def _require_circle(context: RoundContext) -> None:
+    if not context.whole:
+        raise ProtectionError("masks within a circle open the whole circle only")

@@ -1,141 +1,117 @@
-"""`masked` opens what `none` opens, bit for bit, whoever drops out when."""
+"""A circle opens what `none` opens, bit for bit, if everybody is there, and nothing otherwise."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fl.errors import CohortTooSmallError
-from secure_fl.protect.cohort.signed import threshold
+from coordinator.machine import RoundMachine
+from secure_fl.errors import CohortTooSmallError, ProtectionError
 from secure_fl.protect.contract import RoundContext
 from secure_fl.protect.masked.protection import Masked
+from secure_fl.protect.none import UnsafeNone
+from secure_fl.protect.sealed.protection import Sealed
 from tests.protect.cohorts import (
     Contributions,
+    InMemory,
     cases,
     context,
     contribution,
-    exact_sums,
-    guarded_sums,
+    halves,
     layout,
     plain,
     play,
+    whole_sums,
 )
 from tests.protect.laws import law
 
 MASKED = Masked()
-PHASES = ("advertise", "share", "upload", "consistency", "unmask")
+PHASES = ("advertise", "commit", "upload")
+
+
+@law
+@given(cases())
+def test_a_whole_circle_opens_what_everybody_holds(case: tuple[RoundContext, Contributions]) -> None:
+    about, everybody = replace(case[0], whole=True), case[1]
+    expected = whole_sums(everybody)
+    for protection in (MASKED, UnsafeNone()):
+        opened, cohort = plain(play(protection, about, everybody))
+        assert cohort == tuple(sorted(everybody))
+        assert opened == expected
 
 
 @law
 @given(cases(), st.data())
-def test_the_sum_equals_the_oracle_whoever_drops_out_when(
-    case: tuple[RoundContext, Contributions], data: st.DataObject
-) -> None:
-    about, everybody = case
-    gone = data.draw(st.dictionaries(st.sampled_from(sorted(everybody)), st.sampled_from(PHASES)))
-    advertised = [name for name in everybody if gone.get(name) != "advertise"]
-    assume(len(advertised) >= about.min_cohort)
-    need = max(threshold(len(advertised), about.colluders), about.min_cohort)
-    stays = {
-        phase: [n for n in advertised if gone.get(n, "never") not in PHASES[: i + 1]] for i, phase in enumerate(PHASES)
+def test_without_somebody_nothing_opens(case: tuple[RoundContext, Contributions], data: st.DataObject) -> None:
+    about, everybody = replace(case[0], whole=True), case[1]
+    gone = data.draw(st.dictionaries(st.sampled_from(sorted(everybody)), st.sampled_from(PHASES), min_size=1))
+    with pytest.raises(CohortTooSmallError):
+        play(MASKED, about, everybody, gone)
+
+
+def test_a_sealed_circle_opens_the_same() -> None:
+    names = [f"n{index}" for index in range(5)]
+    values = {name: contribution(64, {}, body=[index, 2, 3], head=[4, 5]) for index, name in enumerate(names)}
+    sealed = Sealed()
+    opened, _ = plain(play(sealed, context(*names, bits=16, whole=True), values))
+    assert {block: (weight, count) for block, (_, weight, count) in opened.items()} == {
+        "body": (320, 5),
+        "head": (320, 5),
     }
-    if len(stays["unmask"]) < need:
+    noise = sealed.noise(context(*names, bits=16, whole=True))
+    assert np.abs(np.array(opened["body"][0]) - [10, 10, 15]).max() <= noise
+    for phase in ("advertise", "upload"):
         with pytest.raises(CohortTooSmallError):
-            play(MASKED, about, everybody, gone)
-        return
-    opened, cohort = plain(play(MASKED, about, everybody, gone))
-    survivors = {name: everybody[name] for name in stays["upload"]}
-    assert cohort == tuple(sorted(survivors))
-    expected = guarded_sums(about, survivors)
-    # A block that had too few holders before the uploads was never uploaded, however it would look afterwards.
-    early = exact_sums(about, {name: everybody[name] for name in stays["share"]})
-    assert opened == {block: value for block, value in expected.items() if block in early}
+            play(sealed, context(*names, bits=16, whole=True), values, {"n2": phase})
+    # Once everybody has uploaded, enough holders are enough: the sum is the whole circle's whoever helps.
+    assert plain(play(sealed, context(*names, bits=16, whole=True), values, {"n2": "open"}))[1] == tuple(names)
 
 
-def test_two_drop_out_before_the_upload_and_one_after_it() -> None:
-    names = [f"n{index}" for index in range(8)]
-    values = {name: contribution(64, {}, body=[index, -index, 7], head=[1, 2]) for index, name in enumerate(names)}
-    gone = {"n1": "upload", "n4": "upload", "n6": "consistency"}
-    opened, cohort = plain(play(MASKED, context(*names), values, gone))
-    alive = [0, 2, 3, 5, 6, 7]
-    assert cohort == tuple(f"n{index}" for index in alive)
-    assert opened["body"] == ([sum(alive), -sum(alive), 42], 64 * 6, 6)
-    assert opened["head"] == ([6, 12], 64 * 6, 6)
+def test_only_a_circle_is_masked_without_recovery() -> None:
+    values = {name: contribution(64, {}, body=[1, 2, 3], head=[4, 5]) for name in ("n0", "n1", "n2")}
+    with pytest.raises(ProtectionError, match="circle"):
+        play(MASKED, context("n0", "n1", "n2"), values)
 
 
-def test_nested_cohorts_open_block_by_block() -> None:
-    names = [f"n{index}" for index in range(9)]
-    deep = set(names[:5])
+def test_a_block_that_one_member_lacks_is_not_even_uploaded() -> None:
+    names = [f"n{index}" for index in range(4)]
     values = {
-        name: contribution(64, {}, body=[1, 2, 3], **({"head": [4, 5]} if name in deep else {})) for name in names
+        name: contribution(64, {}, body=[1, 2, 3], **({"head": [4, 5]} if name != "n3" else {})) for name in names
     }
-    opened, _ = plain(play(MASKED, context(*names), values))
-    assert opened["body"] == ([9, 18, 27], 9 * 64, 9)
-    assert opened["head"] == ([20, 25], 5 * 64, 5)
-
-
-def test_a_block_that_would_expose_one_site_by_difference_stays_closed() -> None:
-    names = [f"n{index}" for index in range(6)]
-    values = {
-        name: contribution(64, {}, body=[1, 2, 3], **({"head": [4, 5]} if name != "n5" else {})) for name in names
-    }
-    opened, _ = plain(play(MASKED, context(*names), values))
-    assert set(opened) == {"body"}
-
-
-def test_a_block_of_too_few_is_never_even_uploaded() -> None:
-    names = ["n0", "n1", "n2", "n3"]
-    values = {name: contribution(64, {}, body=[1, 2, 3], **({"head": [4, 5]} if name < "n2" else {})) for name in names}
-    opened, _ = plain(play(MASKED, context(*names), values))
-    assert set(opened) == {"body"}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "colluders", "expected"), [(3, 1, 3), (4, 1, 3), (10, 1, 6), (10, 3, 7), (100, 1, 51)]
-)
-def test_the_threshold_is_more_than_half_of_nodes_and_colluders(nodes: int, colluders: int, expected: int) -> None:
-    assert threshold(nodes, colluders) == expected
-    assert 2 * expected > nodes + colluders >= 2 * (expected - 1)
-
-
-def test_three_sites_and_one_colluder_tolerate_no_dropout() -> None:
-    names = ["n0", "n1", "n2"]
-    values = {name: contribution(64, {}, body=[1, 2, 3], head=[4, 5]) for name in names}
-    assert plain(play(MASKED, context(*names), values))[0]["body"] == ([3, 6, 9], 192, 3)
-    for phase in PHASES[1:]:
-        with pytest.raises(CohortTooSmallError):
-            play(MASKED, context(*names), values, {"n1": phase})
-
-
-def test_the_largest_values_of_the_most_sites_fit() -> None:
-    names = [f"n{index:03d}" for index in range(40)]
-    blocks = layout(body=7)
-    values = {name: contribution(64, {}, body=[32767, -32767] * 3 + [0]) for name in names}
-    opened, _ = plain(play(MASKED, context(*names, blocks=blocks), values))
-    assert opened["body"][0] == [40 * 32767, -40 * 32767] * 3 + [0]
-
-
-def test_uploads_look_uniform_whatever_is_in_them() -> None:
-    from coordinator.machine import RoundMachine
-    from tests.protect.cohorts import InMemory, halves
-
-    names = ["n0", "n1", "n2"]
-    blocks = layout(body=60_000)
-    values = {name: contribution(64, {}, body=[0] * 60_000) for name in names}
-    about = context(*names, blocks=blocks)
-    machine = RoundMachine(MASKED, about)
-    nodes = halves(MASKED, about, values)
+    about = context(*names, whole=True)
+    opened, _ = plain(play(MASKED, about, values))
+    assert opened == {"body": ([4, 8, 12], 256, 4)}
+    machine, nodes = RoundMachine(MASKED, about), halves(MASKED, about, values)
     machine.begin()
-    uploads = []
-    for phase in ("advertise", "share", "upload"):
+    sizes = set()
+    for phase in PHASES:
         for name in names:
             answer = nodes[name].answer(phase, machine.asked[name])
-            machine.accept(name, phase, answer, InMemory(answer.bulk))
-            uploads.append(answer.bulk)
+            machine.accept(name, phase, replace(answer, bulk=b""), InMemory(answer.bulk))
+            sizes.add(len(answer.bulk))
         machine.close()
-    for raw in uploads[-3:]:
-        counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
-        expected = len(raw) / 256
-        assert ((counts - expected) ** 2 / expected).sum() < 255 + 6 * (2 * 255) ** 0.5
+    assert sizes == {0, 16}  # one word for the three values of `body`, one for the weight
+
+
+@pytest.mark.parametrize("protection", [MASKED, UnsafeNone(), Sealed()])
+def test_where_everybody_shares_everything_nobody_leaves_a_block_out(protection: Masked) -> None:
+    """Or one site could keep a block of the model as it is for ever."""
+    names = [f"n{index}" for index in range(4)]
+    values = {
+        name: contribution(64, {}, body=[1, 2, 3], **({"head": [4, 5]} if name != "n3" else {})) for name in names
+    }
+    with pytest.raises(ProtectionError, match="leaves out"):
+        play(protection, context(*names, whole=True, partial=False), values)
+    with pytest.raises(ProtectionError, match="leaves out"):
+        play(protection if protection is not MASKED else UnsafeNone(), context(*names, partial=False), values)
+
+
+def test_the_largest_values_of_the_largest_circle_fit() -> None:
+    names = [f"n{index:03d}" for index in range(40)]
+    values = {name: contribution(64, {}, body=[32767, -32767] * 3 + [0]) for name in names}
+    opened, _ = plain(play(MASKED, context(*names, blocks=layout(body=7), whole=True), values))
+    assert opened["body"][0] == [40 * 32767, -40 * 32767] * 3 + [0]

@@ -13,7 +13,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SecureFLError
 from secure_fl.protect.combining import coordinator_half
 from secure_fl.protect.contract import Ask, Message, Opened, Protection, RoundContext
-from secure_fl.protect.masked.protection import Masked
+from secure_fl.protect.recovery.protection import MaskedWithRecovery as Masked
 from secure_fl.protect.release.sketch import sketch
 from secure_fl.protect.sealed.protection import Sealed
 from tests.protect.cohorts import Contributions, InMemory, context, contribution, halves

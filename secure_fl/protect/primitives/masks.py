@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from secure_fl.protect.masked.packing import WORD, Words
+from secure_fl.protect.primitives.packing import WORD, Words
 from secure_fl.randomness import KeyStream
 
 _PIECE = 1 << 14  # words: piece, mask and zeros together stay well inside a core's own cache

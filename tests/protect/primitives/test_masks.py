@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secure_fl.errors import ProtectionError
-from secure_fl.protect.masked import masks
-from secure_fl.protect.masked.masks import add_masks
-from secure_fl.protect.masked.packing import WORD
+from secure_fl.protect.primitives import masks
 from secure_fl.protect.primitives.agreement import _FIELD, _SMALL_ORDER, agree, usable
+from secure_fl.protect.primitives.masks import add_masks
+from secure_fl.protect.primitives.packing import WORD
 from secure_fl.randomness import KeyStream
 from tests.protect.laws import law
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secure_fl.errors import OverflowInvariantError
-from secure_fl.protect.masked.packing import WORD, Packing
+from secure_fl.protect.primitives.packing import WORD, Packing
 from tests.protect.laws import law
 
 

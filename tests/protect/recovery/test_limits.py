@@ -16,9 +16,9 @@ from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.errors import OverflowInvariantError, ProtectionError
 from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import Contribution, OpenedSums
-from secure_fl.protect.masked.node import MaskedNode
-from secure_fl.protect.masked.packing import Packing, Words
-from secure_fl.protect.masked.protection import Masked
+from secure_fl.protect.primitives.packing import Packing, Words
+from secure_fl.protect.recovery.node import RecoveryNode
+from secure_fl.protect.recovery.protection import MaskedWithRecovery as Masked
 from secure_fl.randomness import KeyStream, UnsafeSeededRandomness
 from tests.protect.cohorts import InMemory, context, halves, host, layout
 
@@ -30,7 +30,7 @@ BLOCKS = layout(body=4)
 STEP = 1 / CODEC.scale
 
 
-class Loud(MaskedNode):
+class Loud(RecoveryNode):
     """Writes words that no packing of values on the grid has: what is masked can hold anything modulo 2⁶⁴."""
 
     beyond = 0  # integers added to every value, however far off the grid that is

@@ -15,11 +15,11 @@ from secure_fl.errors import ProtectionError, WrongSharesError
 from secure_fl.messages import parse
 from secure_fl.protect.cohort.signed import threshold
 from secure_fl.protect.contract import Message, NodeHalf, RoundContext
-from secure_fl.protect.masked.node import MaskedNode
-from secure_fl.protect.masked.protection import Masked
 from secure_fl.protect.primitives.recovery import DEALT_SEALED, DEALT_WRONG, GAVE_WRONG, Recovery
+from secure_fl.protect.recovery.node import RecoveryNode
+from secure_fl.protect.recovery.protection import MaskedWithRecovery as Masked
 from secure_fl.randomness import UnsafeSeededRandomness
-from secure_fl.rpc.protect_masked_pb2 import MaskedEnvelopes, MaskedShare, MaskedShares
+from secure_fl.rpc.protect_recovery_pb2 import RecoveryEnvelopes, RecoveryShare, RecoveryShares
 from tests.protect.cohorts import InMemory, context, contribution, halves, host, plain
 from tests.protect.laws import few
 
@@ -32,7 +32,7 @@ def flipped(raw: bytes) -> bytes:
     return raw[:16] + bytes([raw[16] ^ 1]) + raw[17:]
 
 
-class Liar(MaskedNode):
+class Liar(RecoveryNode):
     """Gives wrong shares about some, has none of others, deals some nonsense; otherwise does as it should."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -46,14 +46,14 @@ class Liar(MaskedNode):
     def answer(self, phase: str, message: Message) -> Message:
         answer = super().answer(phase, message)
         if phase == "share":
-            dealt = parse(MaskedEnvelopes, answer.body)
+            dealt = parse(RecoveryEnvelopes, answer.body)
             for envelope in dealt.envelopes:
                 if envelope.peer in self.unsaid:
                     envelope.commitments[:] = [flipped(one) for one in envelope.commitments]
             return replace(answer, body=dealt.SerializeToString(deterministic=True))
         if phase != "unmask":
             return answer
-        said = parse(MaskedShares, answer.body)
+        said = parse(RecoveryShares, answer.body)
         for share in said.shares:
             if share.node in self.false:
                 _falsify(share)
@@ -70,7 +70,7 @@ class Liar(MaskedNode):
         return flipped(sealed) if peer in self.sealed else sealed
 
 
-def _falsify(share: MaskedShare) -> None:
+def _falsify(share: RecoveryShare) -> None:
     if share.WhichOneof("kind") == "key":
         share.key = flipped(share.key)
     elif share.WhichOneof("kind") == "seeds":
@@ -169,7 +169,7 @@ def test_a_dealer_that_frames_a_holder_is_named_itself_or_nobody_is() -> None:
 def test_a_holder_that_took_what_was_not_committed_to_would_be_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the node's one check taken out, which is what keeps it from being framed."""
     monkeypatch.setattr(
-        MaskedNode,
+        RecoveryNode,
         "_dealt",
         lambda self, sealed, sender, commitment, *, purpose: self._unseal(sealed, sender, purpose=purpose),
     )

@@ -9,9 +9,9 @@ from typing import Self
 import numpy as np
 
 from secure_fl.encoding.integers import BlockSum, Integers
-from secure_fl.protect.circle.manifest import CircleCohort
 from secure_fl.protect.contract import RoundContext
-from secure_fl.protect.masked.packing import WORD, Packing, Words
+from secure_fl.protect.masked.manifest import CircleCohort
+from secure_fl.protect.primitives.packing import WORD, Packing, Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,0 @@
-"""`masked`: pairwise masks within a circle, which cancel in its whole sum and nowhere else."""

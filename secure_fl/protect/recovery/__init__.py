@@ -1,0 +1,1 @@
+"""`masked` with `protection.recovery`: sums of whoever is left; `protection` is where to begin."""
