@@ -49,8 +49,7 @@ class Policy:
         if policy.strategies and study.strategy.name not in policy.strategies:
             raise RefusedError(f"strategy {study.strategy.name!r} is not allowed by [policy] strategies")
         self.check_task(study)
-        study.make_protection()
-        if unheard := set(study.make_strategy().exceptions) - set(policy.exceptions):
+        if unheard := study.exceptions - set(policy.exceptions):
             raise RefusedError(f"{', '.join(sorted(unheard))}: not among [policy] exceptions")
         dataset = study.task.dataset_id
         if dataset not in self._file.datasets:

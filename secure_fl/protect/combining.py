@@ -87,6 +87,10 @@ class CombiningProtection(Protection):
     def combining_coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow]) -> CoordinatorHalf:
         """The coordinator half of a combine; `earlier` is what other attempts of the study opened, each row once."""
 
+    def combine_quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
+        """How many of `nodes` have to stay to the end for combinations to open: as for a sum, if not overridden."""
+        return self.quorum(nodes, colluders=colluders, min_cohort=min_cohort)
+
 
 def node_half(protection: Protection, context: RoundContext, contribution: Contribution, host: CombineHost) -> NodeHalf:
     """The node half that the round needs. Raises `ProtectionError` where the protection does not serve it."""

@@ -96,7 +96,7 @@ class Workspace:
                 "protections": [study.protection.kind],
                 "tasks": [task] if ":" in task else [],
                 "colluders": study.protection.colluders,
-                "exceptions": list(study.make_strategy().exceptions),
+                "exceptions": sorted(study.exceptions),
                 "metrics": "per-node",
                 "approve": "listed",
                 "approved": [study.id],

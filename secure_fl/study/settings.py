@@ -17,6 +17,7 @@ from secure_fl.blocks import Layout
 from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.errors import SettingsError, UnknownNameError
 from secure_fl.protect.cohort.minima import smallest_cohort
+from secure_fl.protect.combining import CombiningProtection
 from secure_fl.protect.contract import Protection
 from secure_fl.settings import Settings, nearest, read_toml, require_known
 from secure_fl.strategies.base import Strategy
@@ -276,10 +277,11 @@ class Study(Settings):
 
     def spare(self, kind: RequestKind, sites: int) -> int:
         """How many of `sites` may drop out of a round without voiding it."""
-        quorum = self.make_protection().quorum(
-            sites, colluders=self.protection.colluders, min_cohort=self.min_cohort(kind)
-        )
-        return max(0, sites - quorum)
+        protection = self.make_protection()
+        quorum = protection.quorum
+        if kind is RequestKind.COMBINE and isinstance(protection, CombiningProtection):
+            quorum = protection.combine_quorum
+        return max(0, sites - quorum(sites, colluders=self.protection.colluders, min_cohort=self.min_cohort(kind)))
 
     def codec(self) -> FixedPoint:
         """The fixed-point grid of the study."""
@@ -292,6 +294,11 @@ class Study(Settings):
     def make_protection(self) -> Protection:
         """The protection, with its settings validated."""
         return protect.create(self.protection.kind, self.protection.settings)
+
+    @property
+    def exceptions(self) -> frozenset[str]:
+        """The promises that this study gives up, by name: a site takes part only if its own file lists each."""
+        return frozenset((*self.make_strategy().exceptions, *self.make_protection().exceptions))
 
     def check(self, *, nodes: int | None = None) -> Layout:
         """Everything that can be known without a site: names exist, parts fit together, enough sites.

@@ -48,9 +48,9 @@ class Reckless(Sealed):
         return RecklessCoordinator(context, earlier, recompute=self.settings.recompute)
 
 
-SEALED = Sealed()
-RECOMPUTES = Sealed(SealedSettings(recompute=True))
-RECKLESS = Reckless()
+RECOMPUTES = Sealed()
+SEALED = Sealed(SealedSettings(recompute=False))  # recipients believe the coordinator: the weaker setting
+RECKLESS = Reckless(SEALED.settings)
 NAMES = ("n0", "n1", "n2", "n3", "n4", "n5")
 P = TypeVar("P", bound=ProtoMessage)
 
