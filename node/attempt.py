@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from node.combining import Combining
+from node.comparisons import ComparisonBook, SiteComparisons, data_key
 from node.config import NodeFile
 from node.events import AnswerSent, Fetched, NodeListener, RoundDone, SatOut, Trained, ignore
 from node.policy import Policy
@@ -40,6 +41,7 @@ from secure_fl.identity.member import Member
 from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, node_half
 from secure_fl.protect.contract import Contribution, Message, NodeHalf, RoundContext
+from secure_fl.protect.release.comparisons import MORE, allowed
 from secure_fl.protect.release.sketch import sketch
 from secure_fl.randomness import KeyStream, Randomness
 from secure_fl.rounds import RoundKind
@@ -62,6 +64,7 @@ class SiteServices:
     policy: Policy
     accountant: Accountant
     executor: Executor
+    comparisons: ComparisonBook
     session: Session
     randomness: Callable[..., Randomness]  # a fresh source for one attempt
     training_seed: Callable[[ResolvedStudy, int, int], int]  # of a round and attempt
@@ -95,6 +98,7 @@ class Participation:
         self._announced = {announcement.phase}
         self._asked: asyncio.Queue[pb.PhaseAnnouncement] = asyncio.Queue()
         self._timeout: asyncio.Timeout | None = None
+        self._features = 0
         self._reserved = False
         self._charged = False
         self._refusal = ""
@@ -267,7 +271,8 @@ class Participation:
         sketched: Integers | None = None
         if context.compares:
             with open_arrays(self._scratch("features.safetensors")) as features:
-                sketched = sketch(features[FEATURES], binding=context.binding)
+                self._features = features[FEATURES].size
+                sketched = sketch(features[FEATURES])
         return self._contribution(context, blocks, weight, sketched)
 
     def _integers(self, context: RoundContext, weight: int, stream: KeyStream) -> dict[str, Integers]:
@@ -297,8 +302,23 @@ class Participation:
 
     def _half(self, context: RoundContext, contribution: Contribution) -> NodeHalf:
         memory = self._memory()
-        host = CombineHost(me=self._services.me, randomness=self._randomness("protect"), memory=memory, history=memory)
+        host = CombineHost(
+            me=self._services.me,
+            randomness=self._randomness("protect"),
+            memory=memory,
+            history=memory,
+            comparisons=self._comparisons(),
+        )
         return node_half(self._protection, context, contribution, host)
+
+    def _comparisons(self) -> SiteComparisons:
+        file, study = self._services.file, self._study
+        return SiteComparisons(
+            book=self._services.comparisons,
+            data=data_key(file.datasets[study.task.dataset_id], file.path("")),
+            roster=study.study.roster,
+            limit=None if MORE in study.exceptions else allowed(self._features),
+        )
 
     async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:
         """8.–10. Phase by phase: let the protection answer, charge the site, send."""

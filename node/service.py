@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from node.attempt import Participation, SiteServices
+from node.comparisons import ComparisonBook
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
 from node.policy import Policy
@@ -95,6 +96,7 @@ class Node:
             policy=self._policy,
             accountant=RecordingAccountant(ledger),
             executor=executor,
+            comparisons=ComparisonBook(self._store.comparisons),
             session=self._session,
             randomness=self._randomness,
             training_seed=self._training_seed,

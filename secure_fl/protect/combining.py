@@ -4,6 +4,7 @@ It is a protection like any other (`contract`) with a second pair of halves. Wha
 
 * a node says how it weighs those who uploaded (`CombineContribution.attend`), as a row of small integers
   (`release.combinations`), possibly by the distances of features, of which it gives a sketch;
+* how often this site's features were compared with a peer's counts (`Comparisons`), over all studies;
 * what was opened earlier in the study counts (`release.guard`): a node keeps that on its disk (`History`), the
   coordinator is told when its half is made;
 * before answers open anything, the coordinator half says what (`OpeningAsk.opens`), and that is kept;
@@ -30,6 +31,7 @@ from secure_fl.protect.contract import (
     Protection,
     RoundContext,
 )
+from secure_fl.protect.release.comparisons import Comparisons
 from secure_fl.protect.release.history import CombinationRows, History, OpenedRow
 
 # From the squared distances to everybody who uploaded, oneself included, to integer weights over them.
@@ -49,6 +51,7 @@ class CombineHost(Host):
     """What a node offers to a protection in a combine."""
 
     history: History
+    comparisons: Comparisons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,10 @@ class Strategy(ABC):
         """With `attention`: whether distances are opened in round `number`, or the last ones count again."""
         return self.attention
 
+    def compared(self, layout: Layout, head: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002
+        """With `attention`: the blocks of a model that are its `features`. They may be of a model that never leaves."""
+        return layout.names
+
     def features(self, site: Site) -> Vector:
         """In a round that compares: by what, after `fit`. It is never shown; see `protect.sketch`."""
         raise NotImplementedError
@@ -139,6 +143,10 @@ class Strategy(ABC):
         outside training.
         """
         return dict.fromkeys(squared_distances, 1.0)
+
+    def widest_row(self, sites: int) -> int:
+        """For *combine*: how many of so many sites one may want at most, itself included."""
+        return sites
 
     # --- coordinator half -----------------------------------------------------------------------------------
 

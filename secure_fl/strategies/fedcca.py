@@ -55,6 +55,7 @@ class FedCCA(AttentionStrategy):
             "open at one site only; and a sketch of the head of a second model that only this site trains, of which "
             "each other site learns its distance to its own.",
             "Stays: the data and both models. The coordinator sees which peers a site selects and how much they weigh.",
+            *self.explain_comparing(),
         )
 
     def fit(self, site: Site) -> Blocks:

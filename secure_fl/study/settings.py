@@ -21,6 +21,7 @@ from secure_fl.protect.combining import CombiningProtection
 from secure_fl.protect.contract import Protection
 from secure_fl.settings import Settings, nearest, read_toml, require_known
 from secure_fl.strategies.base import Strategy
+from secure_fl.study.combinations import require_combinations
 from secure_fl.tasks.partition import PartitionSettings
 
 STUDY_VERSION = 2  # 1 had settings of single protections beside those that all have
@@ -333,6 +334,15 @@ class Study(Settings):
             raise SettingsError(
                 f"{sites} sites, but nothing is opened with fewer than {self.min_cohort(kind)} contributors",
                 advice="enrol more sites (in a simulation: --nodes)",
+            )
+        if kind is RequestKind.COMBINE:
+            require_combinations(
+                strategy,
+                layout,
+                task.head(layout.names),
+                rounds=self.study.rounds,
+                sites=sites,
+                minimum=self.min_cohort(kind),
             )
         protection.require_room(kind, nodes=max(sites, 1), bits=self.protection.bits)
         return layout

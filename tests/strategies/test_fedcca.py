@@ -12,7 +12,6 @@ from secure_fl import strategies
 from secure_fl.aggregation import Combine
 from secure_fl.errors import SettingsError
 from secure_fl.protect.release.combinations import row_total, servable, whole_weights
-from secure_fl.protect.release.sketch import in_units, sketch, squared_distance
 from secure_fl.strategies.fedcca import FedCCA
 from tests.strategies import regression
 from tests.strategies.regression import INITIAL, LAYOUT, Weights
@@ -32,9 +31,8 @@ def create(**settings: Any) -> FedCCA:
 
 
 def squared(me: str, phi: dict[str, tuple[float, float]] = PHI) -> dict[str, float]:
-    """As they open at a node: from sketches."""
-    drawn = {name: sketch(np.array(value, np.float32), binding=b"round") for name, value in phi.items()}
-    return {name: in_units(squared_distance(drawn[me], other)) for name, other in drawn.items()}
+    """As a node would be told, were sketches exact."""
+    return {name: (x - phi[me][0]) ** 2 + (y - phi[me][1]) ** 2 for name, (x, y) in phi.items()}
 
 
 # --- selection and weights --------------------------------------------------------------------------------------

@@ -183,7 +183,8 @@ def test_distances_open_at_their_node_and_are_those_of_the_sketches() -> None:
     about, contributions = _combine_case(nodes=8)
     about = replace(about, compares=True)
     seen: dict[str, dict[str, float]] = {}
-    features = {name: np.array([float(place), 1.5], np.float32) for place, name in enumerate(contributions)}
+    # One number each, of which the sketch is itself or its negative.
+    features = {name: np.array([float(place)], np.float32) for place, name in enumerate(contributions)}
 
     def attend(name: str, squared: Mapping[str, float]) -> Mapping[str, int]:
         seen[name] = dict(squared)
@@ -192,7 +193,7 @@ def test_distances_open_at_their_node_and_are_those_of_the_sketches() -> None:
     sketched = {
         name: replace(
             mine,
-            sketch=sketch(features[name], binding=about.binding),
+            sketch=sketch(features[name]),
             attend=partial(attend, name),
         )
         for name, mine in contributions.items()
