@@ -144,6 +144,16 @@ class Strategy(ABC):
         """
         return dict.fromkeys(squared_distances, 1.0)
 
+    def widen(
+        self,
+        me: str,  # noqa: ARG002
+        wanted: Mapping[str, float],
+        squared_distances: Mapping[str, float],  # noqa: ARG002
+        least: int,  # noqa: ARG002
+    ) -> Mapping[str, float]:
+        """For *combine*: what `attend` said, given that nothing opens with fewer than `least` sites."""
+        return wanted
+
     def widest_row(self, sites: int) -> int:
         """For *combine*: how many of so many sites one may want at most, itself included."""
         return sites

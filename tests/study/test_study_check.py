@@ -150,3 +150,11 @@ def test_a_study_in_which_nobody_is_ever_compared_is_refused() -> None:
     study(strategy=late, study={"rounds": 4}, protection={"kind": "none"}).check()
     with pytest.raises(SettingsError, match="no combination can open"):
         study(strategy=late, study={"rounds": 3}, protection={"kind": "none"}).check()
+
+
+def test_a_row_that_can_never_be_wide_enough_is_refused() -> None:
+    few = {"name": "fedcca", "max_selected": 2}
+    study(strategy=few, protection={"kind": "none"}).check()  # The nearest others fill it up.
+    with pytest.raises(SettingsError, match="no combination can open: at most 3 sites would be in one, and at least 4"):
+        study(strategy={**few, "fill": False}, protection={"kind": "none"}).check()
+    study(strategy={**few, "fill": False, "max_selected": 3}, protection={"kind": "none"}).check()
