@@ -9,11 +9,13 @@ from typing import Literal
 import numpy as np
 
 from coordinator.store import Attempt, StoredAnswer
+from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.errors import LateMessageError, NotConnectedError
 from secure_fl.protect.combining import CombinationsSent
 from secure_fl.protect.contract import Opened
 from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
 
@@ -94,9 +96,14 @@ def study_record(
         parameters=parameters,
         shared_parameters=shared_parameters,
         combinations_opened=sum(record.combinations for record in rounds),
+        combinations_possible=_possible(rounds) if resolved.request is RequestKind.COMBINE else None,
         rounds=rounds,
         settings=resolved.canonical.decode(),
     )
+
+
+def _possible(rounds: tuple[RoundRecord, ...]) -> int:
+    return sum(len(record.cohort) for record in rounds if record.kind is RoundKind.TRAIN)
 
 
 def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None) -> NodeRound:
