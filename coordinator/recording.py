@@ -13,6 +13,7 @@ import numpy as np
 from coordinator.rounds import RoundResult
 from coordinator.store import StoredAnswer
 from coordinator.traffic import Traffic
+from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.errors import LateMessageError, NotConnectedError, WrongSharesError
 from secure_fl.protect.combining import CombinationsSent
@@ -126,10 +127,15 @@ def study_record(
         parameters=parameters,
         shared_parameters=shared_parameters,
         combinations_opened=sum(record.combinations for record in rounds),
+        combinations_possible=_possible(rounds) if resolved.request is RequestKind.COMBINE else None,
         rounds=rounds,
         left_out=left_out,
         settings=resolved.canonical.decode(),
     )
+
+
+def _possible(rounds: tuple[RoundRecord, ...]) -> int:
+    return sum(len(record.cohort) for record in rounds if record.kind is RoundKind.TRAIN)
 
 
 def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None, *, left_out: bool) -> NodeRound:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from node.combining import Combining
+from node.comparisons import ComparisonBook, SiteComparisons, data_key
 from node.config import NodeFile
 from node.encoding import encode
 from node.events import AnswerSent, Fetched, NodeListener, RoundDone, SatOut, Trained, ignore
@@ -45,6 +46,7 @@ from secure_fl.privacy.accountant import Accountant, Reservation
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, node_half
 from secure_fl.protect.contract import Contribution, Message, NodeHalf, RoundContext
 from secure_fl.protect.past import Past
+from secure_fl.protect.release.comparisons import MORE, allowed
 from secure_fl.protect.release.sketch import sketch
 from secure_fl.randomness import KeyStream, Randomness
 from secure_fl.rounds import RoundKind
@@ -67,6 +69,7 @@ class SiteServices:
     policy: Policy
     accountant: Accountant
     executor: Executor
+    comparisons: ComparisonBook
     session: Session
     past: Past  # the sums that the site was part of, over all studies
     randomness: Callable[..., Randomness]  # a fresh source for one attempt
@@ -101,6 +104,7 @@ class Participation:
         self._announced = {announcement.phase}
         self._asked: asyncio.Queue[pb.PhaseAnnouncement] = asyncio.Queue()
         self._timeout: asyncio.Timeout | None = None
+        self._features = 0
         self._reserved = False
         self._charged = False
         self._refusal = ""
@@ -282,7 +286,8 @@ class Participation:
         sketched: Integers | None = None
         if context.compares:
             with open_arrays(self._store.kept_features(self._first.round)) as features:
-                sketched = sketch(features[FEATURES], binding=context.binding)
+                self._features = features[FEATURES].size
+                sketched = sketch(features[FEATURES])
         return self._half(context, self._contribution(context, dict(kept.blocks), kept.weight, sketched))
 
     def _contribution(
@@ -303,8 +308,18 @@ class Participation:
             history=memory,
             past=self._services.past,
             exceptions=frozenset(self._services.file.policy.exceptions),
+            comparisons=self._comparisons(),
         )
         return node_half(self._protection, context, contribution, host)
+
+    def _comparisons(self) -> SiteComparisons:
+        file, study = self._services.file, self._study
+        return SiteComparisons(
+            book=self._services.comparisons,
+            data=data_key(file.datasets[study.task.dataset_id], file.path("")),
+            roster=study.study.roster,
+            limit=None if MORE in study.exceptions else allowed(self._features),
+        )
 
     async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:
         """8.–10. Phase by phase: let the protection answer, charge the site, send."""

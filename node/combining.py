@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 
 from node.store import StudyStore
 from secure_fl.protect.contract import RoundContext
-from secure_fl.protect.release.combinations import refusal, row_total, steady, whole_weights
+from secure_fl.protect.release.combinations import refusal, row_total, steady
+from secure_fl.protect.release.levels import passing_row
 from secure_fl.results import traces
 from secure_fl.strategies.base import Strategy
 
@@ -28,7 +29,15 @@ class Combining:
             known = self._store.distances()
             squared_distances = {name: known[name] for name in squared_distances if name in known}
         wanted = self._strategy.attend(self._me, squared_distances)
-        row = self._steady(squared_distances, whole_weights(wanted, row_total(len(self._context.invited))))
+        wanted = self._strategy.widen(self._me, wanted, squared_distances, self._context.min_cohort)
+        wish = passing_row(
+            wanted,
+            row_total(len(self._context.invited)),
+            me=self._me,
+            uploaded=squared_distances,
+            colluders=self._context.colluders,
+        )
+        row = self._steady(squared_distances, wish)
         traces.note(self._store.rows, self._context.round, {"asked": row})
         return row
 

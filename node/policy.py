@@ -52,8 +52,7 @@ class Policy:
         if policy.strategies and study.strategy.name not in policy.strategies:
             raise RefusedError(f"strategy {study.strategy.name!r} is not allowed by [policy] strategies")
         self.check_task(study)
-        study.make_protection()
-        if unheard := set(study.exceptions) - set(policy.exceptions):
+        if unheard := study.exceptions - set(policy.exceptions):
             raise RefusedError(
                 f"{', '.join(sorted(unheard))}: not among [policy] exceptions",
                 advice="`secure-fl study show` says what this site would give up; list it only if it agrees",

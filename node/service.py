@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from node.attempt import Participation, SiteServices
+from node.comparisons import ComparisonBook
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
 from node.past import PastSums
@@ -96,6 +97,7 @@ class Node:
             policy=self._policy,
             accountant=RecordingAccountant(ledger),
             executor=executor,
+            comparisons=ComparisonBook(self._store.comparisons),
             session=self._session,
             past=PastSums(self._store.folder / "openings.json"),
             randomness=self._randomness,

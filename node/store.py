@@ -306,6 +306,11 @@ class NodeStore:
         """The privacy ledger, one per node."""
         return self.folder / "ledger.jsonl"
 
+    @property
+    def comparisons(self) -> Path:
+        """With whom this site was compared how often, one per node."""
+        return self.folder / "comparisons.json"
+
     def secret(self) -> bytes:
         """A secret of this node, made when it is first needed. Raises `StorageError`."""
         path = self.folder / "secret.key"

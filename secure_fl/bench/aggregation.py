@@ -270,7 +270,13 @@ class _Run:
                 values, _ = self._codec.encode(updates[name], weight=WEIGHT_UNITS, stream=stream)
                 mine = CombineContribution(blocks={_BLOCK: values}, weight=WEIGHT_UNITS, attend=partial(attend, name))
                 memory = ProcessMemory()
-                host = CombineHost(me=member, randomness=SystemRandomness(), memory=memory, history=memory)
+                host = CombineHost(
+                    me=member,
+                    randomness=SystemRandomness(),
+                    memory=memory,
+                    history=memory,
+                    comparisons=memory,
+                )
                 nodes[name] = node_half(self._protection, self._context, mine, host)
             self._encoded[name] = values
         there = list(members)

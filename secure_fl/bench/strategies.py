@@ -236,7 +236,7 @@ def _compare(strategy: str, protection: str, runs: Sequence[Run], target: float 
 
 def _combined(runs: Sequence[Run]) -> float | None:
     rounds = [entry for run in runs for entry in run.record.rounds if entry.kind is RoundKind.TRAIN]
-    if not any(run.record.combinations_opened for run in runs):
+    if all(run.record.combinations_possible is None for run in runs):
         return None
     return sum(entry.combinations for entry in rounds) / sum(len(entry.cohort) for entry in rounds)
 

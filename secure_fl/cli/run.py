@@ -16,6 +16,11 @@ from secure_fl.cli.progress import RunProgress, human
 from secure_fl.settings import set_dotted
 from secure_fl.study.settings import Study
 
+NOTHING_COMBINED = (
+    "No combination was opened: every site has trained alone. Sites selected too few peers, or the release guard "
+    "refused what they asked for."
+)
+
 
 def run(
     study: Annotated[Path | None, typer.Argument(help="A study file; without one the defaults run.")] = None,
@@ -111,6 +116,10 @@ def _print(summary: dict[str, Any]) -> None:
             f", global model {_cell(summary['global_accuracy'])}"
         )
     console.print(f"{summary['rounds']} rounds in {summary['seconds']:.1f} s on engine {summary['engine']}")
+    if (possible := summary["combinations_possible"]) is not None:
+        console.print(f"{summary['combinations_opened']} of {possible} combinations were opened")
+        if not summary["combinations_opened"]:
+            console.print(f"[bold red]{NOTHING_COMBINED}[/]", soft_wrap=True)
     if summary["protection"] == "none":
         console.print("[bold red]protection 'none': the coordinator saw every update. For tests only.[/]")
     console.print(f"report: {summary['report']}", soft_wrap=True)

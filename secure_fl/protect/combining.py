@@ -4,6 +4,7 @@ It is a protection like any other (`contract`) with a second pair of halves. Wha
 
 * a node says how it weighs those who uploaded (`CombineContribution.attend`), as a row of small integers
   (`release.combinations`), possibly by the distances of features, of which it gives a sketch;
+* how often this site's features were compared with a peer's counts (`Comparisons`), over all studies;
 * what was opened earlier in the study counts (`release.guard`): a node keeps that on its disk (`History`), the
   coordinator is told when its half is made;
 * before answers open anything, the coordinator half says what (`OpeningAsk.opens`), and that is kept;
@@ -30,6 +31,7 @@ from secure_fl.protect.contract import (
     Protection,
     RoundContext,
 )
+from secure_fl.protect.release.comparisons import Comparisons
 from secure_fl.protect.release.history import CombinationRows, History, OpenedRow
 
 # From the squared distances to everybody who uploaded, oneself included, to integer weights over them.
@@ -49,6 +51,7 @@ class CombineHost(Host):
     """What a node offers to a protection in a combine."""
 
     history: History
+    comparisons: Comparisons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,10 @@ class CombiningProtection(Protection):
     @abstractmethod
     def combining_coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow]) -> CoordinatorHalf:
         """The coordinator half of a combine; `earlier` is what other attempts of the study opened, each row once."""
+
+    def combine_quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
+        """How many of `nodes` have to stay to the end for combinations to open: as for a sum, if not overridden."""
+        return self.quorum(nodes, colluders=colluders, min_cohort=min_cohort)
 
 
 def node_half(protection: Protection, context: RoundContext, contribution: Contribution, host: CombineHost) -> NodeHalf:

@@ -306,6 +306,11 @@ class Protection(ABC):
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """What each party learns, in sentences for a site operator."""
 
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """What a promise to sites does not hold for under these settings, by name: each site has to agree to each."""
+        return ()
+
     def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:  # noqa: ARG002
         """How many of `nodes` have to stay to the end for anything to be opened: as many as an opened value needs."""
         return min_cohort

@@ -69,10 +69,10 @@ class UnsafeNone(CombiningProtection):
         return _PlainSum(context)
 
     def combining_node(
-        self, context: RoundContext, contribution: CombineContribution, _host: CombineHost
+        self, context: RoundContext, contribution: CombineContribution, host: CombineHost
     ) -> CombiningNodeHalf:
         """The node half of a combine."""
-        return _PlainRecipient(context, contribution)
+        return _PlainRecipient(context, contribution, host)
 
     def combining_coordinator(self, context: RoundContext, earlier: Sequence[OpenedRow]) -> CoordinatorHalf:
         """The coordinator half of a combine."""
@@ -132,14 +132,18 @@ class _PlainNode:
 class _PlainRecipient(_PlainNode):
     """Uploads, weighs its peers, and takes what they add up to."""
 
-    def __init__(self, context: RoundContext, contribution: CombineContribution) -> None:
+    def __init__(self, context: RoundContext, contribution: CombineContribution, host: CombineHost) -> None:
         super().__init__(context, contribution)
+        self._me = host.me.name
+        self._comparisons = host.comparisons
         self._attend = contribution.attend
         self._sketch = b"" if contribution.sketch is None else contribution.sketch.astype("<i4").tobytes()
         self._opened: dict[str, BlockSum] = {}
 
     def answer(self, phase: str, message: Message) -> Message:
         if phase == UPLOAD:
+            if self._sketch:
+                self._comparisons.count([name for name in self._context.invited if name != self._me])
             return self._upload(self._sketch)
         if phase == ROW:
             squared = parse(PlainDistances, message.body).squared

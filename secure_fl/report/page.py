@@ -105,7 +105,10 @@ def _banners(record: StudyRecord) -> str:
     if record.outcome == "aborted":
         reason = tables.plain_reason(record.reason) if record.reason else "No reason was recorded."
         parts.append(("bad", "The study ended before its last round", reason))
-    elif record.outcome == "running":
+    if record.combined_nothing:
+        text = "Every site has trained alone: sites selected too few peers, or the guard refused what they asked for."
+        parts.append(("bad", "No combination was opened", text))
+    if record.outcome == "running":
         parts.append(("", "Still running", "These are the rounds committed so far."))
     if record.left_out:
         sites = "; ".join(escape(str(site)) for site in record.left_out)
@@ -120,7 +123,7 @@ def _protection(record: StudyRecord) -> tuple[str, str, str]:
         title = f"Protection {escape(record.protection)}"
         return "", title, "The version that wrote this page does not know it and cannot say what it hides."
     protection = protect.create(record.protection, {})
-    kind = RequestKind.COMBINE if record.combinations_opened else RequestKind.SUM
+    kind = RequestKind.SUM if record.combinations_possible is None else RequestKind.COMBINE
     sentence = escape(protection.explain(kind)[0])
     if protection.coordinator_sees_updates:
         return "", "Not protected", sentence
@@ -371,13 +374,19 @@ def _facts(record: StudyRecord, summary: Mapping[str, Any], study: Study | None)
         ("Study hash", f"<code>{escape(record.study_id)}</code>" if record.study_id else DASH),
         ("Engine", escape(summary.get("engine") or DASH)),
         ("Parameters shared", shared),
-        ("Combinations opened", count(summary.get("combinations_opened", record.combinations_opened))),
+        ("Combinations opened", _combinations(record)),
         ("Measurements shared", escape(study.metrics.share) if study else DASH),
         ("Software", f"secure-fl {secure_fl.__version__}"),
     )
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     folded = f"<details><summary>The study file</summary><pre>{_study_file(study)}</pre></details>" if study else ""
     return section("Settings", "", f'<dl class="facts">{cells}</dl>{folded}')
+
+
+def _combinations(record: StudyRecord) -> str:
+    if record.combinations_possible is None:
+        return DASH
+    return f"{count(record.combinations_opened)} of {count(record.combinations_possible)}"
 
 
 def _study_file(study: Study) -> str:

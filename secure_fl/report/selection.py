@@ -22,7 +22,7 @@ _FAINTEST = 0.12
 def selection_section(record: StudyRecord, rows: Rows) -> str:
     """Nothing for a study without combinations."""
     asked = {site: _counts(rounds) for site, rounds in rows.items()}
-    if not record.combinations_opened and not any(asked.values()):
+    if record.combinations_possible is None and not any(asked.values()):
         return ""
     lead = (
         "A combination opens at one site only. A site keeps its own model where it chose fewer peers than the minimum,"

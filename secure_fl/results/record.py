@@ -106,10 +106,16 @@ class StudyRecord:
     parameters: int = 0
     shared_parameters: int = 0
     combinations_opened: int = 0
+    combinations_possible: int | None = None  # one for every site in every round; None for a study of sums
     rounds: tuple[RoundRecord, ...] = field(default=())
     left_out: tuple[LeftOut, ...] = ()
     settings: str = ""  # the study in canonical form, whose hash is `study_id`
     version: int = RECORD_VERSION
+
+    @property
+    def combined_nothing(self) -> bool:
+        """Whether sites were to be combined, and never were: each of them has trained alone."""
+        return bool(self.combinations_possible) and not self.combinations_opened
 
     def save(self, path: Path) -> None:
         """Write as JSON, atomically."""

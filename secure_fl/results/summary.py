@@ -31,6 +31,7 @@ def summarise(record: StudyRecord, *, engine: str, seconds: float, report: str) 
         "bytes_up_per_node_round": _mean(node.bytes_up for node in taken),
         "bytes_down_per_node_round": _mean(node.bytes_down for node in taken),
         "combinations_opened": record.combinations_opened,
+        "combinations_possible": record.combinations_possible,
         "nodes": nodes,
         "report": report,
     }

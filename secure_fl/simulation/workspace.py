@@ -96,7 +96,7 @@ class Workspace:
                 "protections": [study.protection.kind],
                 "tasks": _listed(study),
                 "colluders": study.protection.colluders,
-                "exceptions": list(study.exceptions),
+                "exceptions": sorted(study.exceptions),
                 "metrics": "per-node",
                 "approve": "listed",
                 "approved": [study.id],

@@ -1,8 +1,9 @@
 """Strategies in which each site weighs its peers by how far their features are from its own.
 
-Distances open at one site each and cost a phase of their own (`protect.sealed_scores`). They change slowly while
-models converge, so a study may compare in every k-th round only: in between a site goes by the distances it learned
-last. A peer that it was not compared with then has no weight.
+Distances open at one site each and cost a phase of their own (`protect.sealed.scores`). Each tells the site something
+of its peer's features for ever, so a site lets each peer measure a few times only (`protect.release.comparisons`):
+sites select early and keep. In rounds that compare nobody, a site goes by the distances it learned last. A peer that it
+was not compared with then has no weight.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from secure_fl.strategies.base import Combine, LocalTraining, Request, Strategy
 
 
 class AttentionTraining(LocalTraining):
-    """`compare_every` = k: rounds f, f + k, f + 2k, … open distances, where f is `combine_from`.
+    """`comparisons` = m, `compare_every` = k: rounds f, f + k, … open distances, m of them; f is `combine_from`.
 
     Before round f every site trains alone. Whom a site is combined with can hardly change later (docs/guard.md), so
-    it should know enough by then.
+    it should know enough by then. `more_comparisons`: sites that agree are not limited in how often they are compared.
     """
 
+    comparisons: int = Field(1, ge=1)
     compare_every: int = Field(1, ge=1)
     combine_from: int = Field(1, ge=1)
+    more_comparisons: bool = False
 
 
 class AttentionStrategy(Strategy):
@@ -38,7 +41,27 @@ class AttentionStrategy(Strategy):
         """Everything, combined for each site."""
         return Combine(blocks=layout.names)
 
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """Without a limit to comparisons, a peer that chooses what it compares with finds a site's features out."""
+        return ("more-comparisons",) if self.settings.more_comparisons else ()
+
+    def explain_comparing(self) -> tuple[str, ...]:
+        """For `study show`: how often sites are compared."""
+        settings = self.settings
+        times = "once" if settings.comparisons == 1 else f"up to {settings.comparisons} times"
+        return (
+            f"Sites are compared {times}, from round {settings.combine_from} on; afterwards each goes by the distances "
+            "it knows. "
+            + (
+                "EXCEPTION: a site does not refuse further comparisons. A peer that chooses what it compares with "
+                "learns more each time. A site has to agree: [policy] exceptions, more-comparisons."
+                if settings.more_comparisons
+                else "A site counts how often each peer was told, over all studies, and refuses beyond a few times."
+            ),
+        )
+
     def compares(self, number: int) -> bool:
-        """In every k-th round, beginning with the first that combines."""
-        since = number - self.settings.combine_from
-        return since >= 0 and since % self.settings.compare_every == 0
+        """In the first of the rounds f, f + k, f + 2k, …"""
+        since, every = number - self.settings.combine_from, self.settings.compare_every
+        return since >= 0 and since % every == 0 and since // every < self.settings.comparisons

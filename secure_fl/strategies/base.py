@@ -130,6 +130,10 @@ class Strategy(ABC):
         """With `attention`: whether distances are opened in round `number`, or the last ones count again."""
         return self.attention
 
+    def compared(self, layout: Layout, head: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002
+        """With `attention`: the blocks of a model that are its `features`. They may be of a model that never leaves."""
+        return layout.names
+
     def features(self, site: Site) -> Vector:
         """In a round that compares: by what, after `fit`. It is never shown; see `protect.sketch`."""
         raise NotImplementedError
@@ -141,6 +145,20 @@ class Strategy(ABC):
         outside training.
         """
         return dict.fromkeys(squared_distances, 1.0)
+
+    def widen(
+        self,
+        me: str,  # noqa: ARG002
+        wanted: Mapping[str, float],
+        squared_distances: Mapping[str, float],  # noqa: ARG002
+        least: int,  # noqa: ARG002
+    ) -> Mapping[str, float]:
+        """For *combine*: what `attend` said, given that nothing opens with fewer than `least` sites."""
+        return wanted
+
+    def widest_row(self, sites: int) -> int:
+        """For *combine*: how many of so many sites one may want at most, itself included."""
+        return sites
 
     # --- coordinator half -----------------------------------------------------------------------------------
 

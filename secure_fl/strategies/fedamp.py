@@ -47,6 +47,7 @@ class FedAMP(AttentionStrategy):
             "Leaves: how every block of the site's model differs from the common start, for mixtures that each open at "
             "one site only; and a sketch of the model, of which each other site learns its distance to its own.",
             "Stays: the data and the site's model. The coordinator sees which peers a site weighs how much.",
+            *self.explain_comparing(),
         )
 
     def fit(self, site: Site) -> Blocks:

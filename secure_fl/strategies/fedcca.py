@@ -1,7 +1,7 @@
 """FedCCA (Wang et al.): each site chooses whom it learns from, by a second model of its own that is never combined.
 
 θ_i and φ_i train on the site's data, each with the plain loss                                            (2), (3)
-B_ij = 1 − e^{−d_ij/σ},   d_ij = ‖φ_fc,i − φ_fc,j‖                                                        (4), (5)
+B_ij = 1 − e^{−d_ij²/σ},   d_ij = ‖φ_fc,i − φ_fc,j‖                                                       (4), (5)
 S_i = the sites j ≠ i with B_ij ≤ Σ_{j≠i} B_ij / 2N, at most N_max of them, the nearest                         (6)
 θ_i ← Σ_{j ∈ S_i ∪ {i}} (1 − B_ij)·θ_j / Σ_{j ∈ S_i ∪ {i}} (1 − B_ij)                                           (7)
 
@@ -19,26 +19,28 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from secure_fl.blocks import Blocks, Vector
+from secure_fl.blocks import Blocks, BlockShape, Layout, Vector
 from secure_fl.strategies.attention import AttentionStrategy, AttentionTraining
 
 if TYPE_CHECKING:
     from secure_fl.strategies.site import Site
 
-_MEDIANS = 10  # σ in median distances, where the study does not say
+_MEDIANS = 10  # σ in medians of squared distances, where the study does not say
 
 
 class FedCCASettings(AttentionTraining):
-    """`criterion` is the factor before the mean in (6). Without `sigma`, σ is ten medians of what a site sees.
+    """`criterion` is the factor before the mean in (6). Without `sigma`, σ is ten medians of the d² that a site sees.
 
-    `predicts`: with θ_i as (7) left it, as algorithm 2 ends, or as the site trained it from there, as others measure.
+    `fill`: whoever selected somebody, but fewer than a combination needs, takes the nearest others besides.
+    `predicts`: with θ_i as the site trained it, as others measure, or as (7) left it, where algorithm 2 ends.
     """
 
     sigma: float | None = Field(None, gt=0)
     criterion: float = Field(0.5, gt=0)
     max_selected: int | None = Field(None, ge=1)  # N_max
+    fill: bool = True
     encoder_epochs: int | None = Field(None, ge=1, le=1000)  # φ's; without it as many as θ's
-    predicts: Literal["combined", "trained"] = "combined"
+    predicts: Literal["combined", "trained"] = "trained"
 
 
 class FedCCA(AttentionStrategy):
@@ -52,9 +54,10 @@ class FedCCA(AttentionStrategy):
         """For `study show`."""
         return (
             "Leaves: how every block of the site's model differs from the common start, for combinations that each "
-            "open at one site only; and a sketch of the head of a second model that only this site trains, of which "
+            "open at one site only; and a sketch of one layer of a second model that only this site trains, of which "
             "each other site learns its distance to its own.",
             "Stays: the data and both models. The coordinator sees which peers a site selects and how much they weigh.",
+            *self.explain_comparing(),
         )
 
     def fit(self, site: Site) -> Blocks:
@@ -80,21 +83,45 @@ class FedCCA(AttentionStrategy):
     def _trained(self, site: Site) -> Blocks:
         return site.complete(site.personal)
 
+    def compared(self, layout: Layout, head: tuple[str, ...]) -> tuple[str, ...]:
+        """The block before the head if it is a fully connected layer, else the head.
+
+        The former makes the representation and tells the domain; the latter tells labels.
+        """
+        before = [shape for shape in layout if shape.name not in head]
+        return (before[-1].name,) if before and _is_linear(before[-1]) else head
+
     def features(self, site: Site) -> Vector:
-        """φ_fc: the head of φ, its last layer."""
-        return np.concatenate([site.personal[_phi(name)] for name in site.head])
+        """φ_fc."""
+        return np.concatenate([site.personal[_phi(name)] for name in self.compared(site.layout, site.head)])
 
     def attend(self, me: str, squared_distances: Mapping[str, float]) -> Mapping[str, float]:
-        """1 − B_ij over S_i ∪ {i}. Fewer than the protection's minimum open nothing: the site keeps its own model."""
+        """1 − B_ij over S_i ∪ {i}."""
         gaps = self.dissimilarities(me, squared_distances)
         return {me: 1.0, **{peer: 1.0 - gaps[peer] for peer in self.selected(gaps)}}
 
+    def widen(
+        self, me: str, wanted: Mapping[str, float], squared_distances: Mapping[str, float], least: int
+    ) -> Mapping[str, float]:
+        """With `fill`, the nearest others up to the minimum. Who selected nobody keeps its own model."""
+        if not self.settings.fill or len(wanted) < 2:
+            return wanted
+        gaps = self.dissimilarities(me, squared_distances)
+        others = sorted((gap, peer) for peer, gap in gaps.items() if peer not in wanted)
+        added = {peer: 1.0 - gap for gap, peer in others[: max(0, least - len(wanted))]}
+        return {**wanted, **added}
+
+    def widest_row(self, sites: int) -> int:
+        """At most `max_selected` and the site itself, unless others fill up."""
+        most = self.settings.max_selected
+        return sites if self.settings.fill or most is None else min(sites, most + 1)
+
     def dissimilarities(self, me: str, squared_distances: Mapping[str, float]) -> dict[str, float]:
         """B_ij for every other j (5)."""
-        distances = {peer: math.sqrt(squared) for peer, squared in squared_distances.items() if peer != me}
+        others = {peer: squared for peer, squared in squared_distances.items() if peer != me}
         # Where all models are one there is no median to measure in, and nothing to measure.
-        sigma = self.settings.sigma or _MEDIANS * median(distances.values() or (1.0,)) or 1.0
-        return {peer: -math.expm1(-distance / sigma) for peer, distance in distances.items()}
+        sigma = self.settings.sigma or _MEDIANS * median(others.values() or (1.0,)) or 1.0
+        return {peer: -math.expm1(-squared / sigma) for peer, squared in others.items()}
 
     def threshold(self, gaps: Mapping[str, float]) -> float:
         """The criterion (6), for a site that has these B_ij. N counts the site itself."""
@@ -105,6 +132,12 @@ class FedCCA(AttentionStrategy):
         most = self.threshold(gaps)
         near = sorted((gap, peer) for peer, gap in gaps.items() if gap <= most)
         return tuple(peer for _, peer in near)[: self.settings.max_selected]
+
+
+def _is_linear(block: BlockShape) -> bool:
+    """Whether the last of its tensors are a matrix and a bias: an embedding has no bias, a convolution no matrix."""
+    *_, weight, bias = (*((),) * 2, *(tensor.shape for tensor in block.tensors))
+    return len(weight) == 2 and bias == weight[:1]
 
 
 def _phi(block: str) -> str:

@@ -17,11 +17,13 @@ from secure_fl.blocks import Layout
 from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.errors import InitialModelError, SettingsError, UnknownNameError
 from secure_fl.protect.cohort.minima import smallest_cohort
+from secure_fl.protect.combining import CombiningProtection
 from secure_fl.protect.contract import Protection
 from secure_fl.protect.past import CHANGING_COHORTS
 from secure_fl.settings import Settings, nearest, read_toml, require_known
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle, checked, divide, smallest_circle
+from secure_fl.study.combinations import require_combinations
 from secure_fl.tasks.partition import PartitionSettings
 
 if TYPE_CHECKING:
@@ -312,17 +314,11 @@ class Study(Settings):
         """How many of `sites` may drop out of a round without voiding it; in circles, none of a circle."""
         if kind is RequestKind.SUM and not self.protection.recovery:
             return 0
-        quorum = self.make_protection().quorum(
-            sites, colluders=self.protection.colluders, min_cohort=self.min_cohort(kind)
-        )
-        return max(0, sites - quorum)
-
-    @property
-    def exceptions(self) -> tuple[str, ...]:
-        """Guarantees that this study does without, by name: each site has to agree to each."""
-        named = self.make_strategy().exceptions
-        changing = self.protection.recovery and not self.make_protection().coordinator_sees_updates
-        return (*named, CHANGING_COHORTS) if changing else named
+        protection = self.make_protection()
+        quorum = protection.quorum
+        if kind is RequestKind.COMBINE and isinstance(protection, CombiningProtection):
+            quorum = protection.combine_quorum
+        return max(0, sites - quorum(sites, colluders=self.protection.colluders, min_cohort=self.min_cohort(kind)))
 
     def codec(self) -> FixedPoint:
         """The fixed-point grid of the study."""
@@ -335,6 +331,14 @@ class Study(Settings):
     def make_protection(self) -> Protection:
         """The protection, with its settings validated."""
         return protect.create(self.protection.kind, self.protection.settings, recovery=self.protection.recovery)
+
+    @property
+    def exceptions(self) -> frozenset[str]:
+        """The promises that this study gives up, by name: a site takes part only if its own file lists each."""
+        protection = self.make_protection()
+        changing = self.protection.recovery and not protection.coordinator_sees_updates
+        named = (*self.make_strategy().exceptions, *protection.exceptions)
+        return frozenset((*named, CHANGING_COHORTS) if changing else named)
 
     def check(self, *, nodes: int | None = None) -> Layout:
         """Everything that can be known without a site: names exist, parts fit together, enough sites, the first model.
@@ -374,6 +378,15 @@ class Study(Settings):
                 advice="enrol more sites (in a simulation: --nodes)",
             )
         self._check_circles(kind, sites)
+        if kind is RequestKind.COMBINE:
+            require_combinations(
+                strategy,
+                layout,
+                task.head(layout.names),
+                rounds=self.study.rounds,
+                sites=sites,
+                minimum=self.min_cohort(kind),
+            )
         protection.require_room(kind, nodes=max(sites, 1), bits=self.protection.bits)
         if self.study.initial and self.study.initial != self._outline(task, strategy).digest.hex():
             raise InitialModelError("study.initial is not the digest of the model that the study's seed makes here")

@@ -270,16 +270,16 @@ def test_what_was_opened_is_remembered_by_everybody_also_after_a_kill(tmp_path: 
 def test_distances_count_until_sites_are_compared_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    compared: list[bytes] = []
+    compared: list[Vector] = []
 
-    def counted(features: Vector, *, binding: bytes) -> Integers:
-        compared.append(binding)
-        return sketch(features, binding=binding)
+    def counted(features: Vector) -> Integers:
+        compared.append(features)
+        return sketch(features)
 
     monkeypatch.setattr("node.attempt.sketch", counted)
     settings = {
         "study": {"rounds": 3},
-        "strategy": {"name": "fedamp", "compare_every": 2},
+        "strategy": {"name": "fedamp", "compare_every": 2, "comparisons": 2},
         "protection": {"kind": kind},
         "rounds": {"deadline": 30, "phase_deadline": 20, "gather": 3},
     }

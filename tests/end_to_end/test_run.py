@@ -30,7 +30,7 @@ from tests.support.processes import ROOT
 SUMMARY = {
     "study", "strategy", "protection", "engine", "rounds", "seconds", "mean_accuracy", "std_accuracy",
     "global_accuracy", "mean_mse", "bytes_up_per_node_round", "bytes_down_per_node_round", "combinations_opened",
-    "nodes", "report",
+    "combinations_possible", "nodes", "report",
 }  # fmt: skip
 NODE = {
     "name", "samples", "accuracy", "loss", "epsilon", "delta", "bytes_up", "bytes_down", "rounds_taken", "dropped",
@@ -223,6 +223,19 @@ def test_hidden_membership_looks_the_same_at_every_depth_and_needs_the_sites_wor
     silent = file.model_copy(update={"policy": file.policy.model_copy(update={"exceptions": ()})})
     with pytest.raises(RefusedError, match="hidden-membership"):
         Policy(silent, me).check_terms(study)
+
+
+def test_a_run_in_which_nothing_was_combined_says_so_loudly(tmp_path: Path) -> None:
+    """A criterion that nobody meets. It is no error: the sites have trained."""
+    arguments = [
+        "run", "--task", "digits", "--strategy", "fedcca", "--protection", "none", "--engine", "threads",
+        "--nodes", "4", "--rounds", "1", "--set", "strategy.criterion=1e-9", "--set", "strategy.epochs=1",
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "0 of 4 combinations were opened" in done.output
+    assert "No combination was opened: every site has trained alone" in done.output
+    assert "No combination was opened" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_regression_reports_a_mean_squared_error(tmp_path: Path) -> None:

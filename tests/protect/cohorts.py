@@ -28,6 +28,7 @@ from secure_fl.protect.contract import (
 )
 from secure_fl.protect.none import UnsafeNone
 from secure_fl.protect.release.combinations import row_total, whole_weights
+from secure_fl.protect.release.comparisons import Comparisons
 from secure_fl.protect.release.guard import releasable
 from secure_fl.protect.release.history import ProcessMemory
 from secure_fl.randomness import Randomness, SystemRandomness, UnsafeSeededRandomness
@@ -186,11 +187,22 @@ def plain(opened: Ask | Opened | None) -> tuple[PlainSums, tuple[str, ...]]:
     )
 
 
-def host(node: str | Member, randomness: Randomness | None = None, memory: ProcessMemory | None = None) -> CombineHost:
+def host(
+    node: str | Member,
+    randomness: Randomness | None = None,
+    memory: ProcessMemory | None = None,
+    comparisons: Comparisons | None = None,
+) -> CombineHost:
     """What a node offers to a protection: with fresh randomness and nothing in its memory, unless given."""
     kept = memory or ProcessMemory()
     who = member(node) if isinstance(node, str) else node
-    return CombineHost(me=who, randomness=randomness or SystemRandomness(), memory=kept, history=kept)
+    return CombineHost(
+        me=who,
+        randomness=randomness or SystemRandomness(),
+        memory=kept,
+        history=kept,
+        comparisons=comparisons or kept,
+    )
 
 
 def halves(protection: Protection, context: RoundContext, contributions: Contributions) -> dict[str, NodeHalf]:

@@ -162,8 +162,8 @@ def test_distances_are_those_of_the_sketches_and_rows_follow_from_them() -> None
             seen[node] = dict(squared)
             return dict.fromkeys(squared, 16)
 
-        features = np.array([float(place), 0.5], np.float32)
-        mine = replace(contribution(body=[1, 2, 3]), sketch=sketch(features, binding=about.binding), attend=attend)
+        features = np.array([float(place)], np.float32)  # one number, of which the sketch is itself or its negative
+        mine = replace(contribution(body=[1, 2, 3]), sketch=sketch(features), attend=attend)
         nodes[node] = halves(NONE, about, {node: mine})[node]
         answer = nodes[node].answer("upload", Message())
         coordinator.accept(node, answer, InMemory(answer.bulk))

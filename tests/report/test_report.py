@@ -455,7 +455,7 @@ def test_what_sites_noted_is_drawn_by_part_of_the_model() -> None:
 def test_combinations_are_counted_and_who_asked_for_whom_is_drawn() -> None:
     record = study(rounds=3)
     served = [replace(entry, combinations=2 if entry.kind is RoundKind.TRAIN else 0) for entry in record.rounds]
-    record = replace(record, combinations_opened=6, rounds=tuple(served))
+    record = replace(record, combinations_opened=6, combinations_possible=10, rounds=tuple(served))
     page = render(record, summary(record))
     # Four sites trained in rounds 1 and 3, two of them in round 2.
     assert "combined, 6 in all" in Page(page).text
@@ -475,7 +475,12 @@ def test_combinations_are_counted_and_who_asked_for_whom_is_drawn() -> None:
         assert len(titles) == 5 * 5
         assert "site-00 asked for site-01 in 1 of 3 rounds" in titles
         assert "site-02 asked for <b> in 3 of 3 rounds" in titles
-    plain = replace(record, combinations_opened=0)
+    assert "6 of 10" in Page(page).text
+    assert "No combination was opened" not in page
+    alone = replace(record, combinations_opened=0)
+    assert "No combination was opened" in Page(render(alone, summary(alone))).text
+    plain = replace(record, combinations_opened=0, combinations_possible=None)
+    assert "No combination was opened" not in render(plain, summary(plain))
     assert "Who asked for whom" not in render(plain, summary(plain), rows={"site-00": {}})
     assert "Combinations</h2>" not in render(plain, summary(plain), rows={"site-00": {}})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 
 from secure_fl import strategies
 from secure_fl.aggregation import Combine
+from secure_fl.blocks import BlockShape, Layout, TensorShape
 from secure_fl.errors import SettingsError
 from secure_fl.protect.release.combinations import row_total, servable, whole_weights
-from secure_fl.protect.release.sketch import in_units, sketch, squared_distance
 from secure_fl.strategies.fedcca import FedCCA
 from tests.strategies import regression
 from tests.strategies.regression import INITIAL, LAYOUT, Weights
@@ -32,9 +33,8 @@ def create(**settings: Any) -> FedCCA:
 
 
 def squared(me: str, phi: dict[str, tuple[float, float]] = PHI) -> dict[str, float]:
-    """As they open at a node: from sketches."""
-    drawn = {name: sketch(np.array(value, np.float32), binding=b"round") for name, value in phi.items()}
-    return {name: in_units(squared_distance(drawn[me], other)) for name, other in drawn.items()}
+    """As a node would be told, were sketches exact."""
+    return {name: (x - phi[me][0]) ** 2 + (y - phi[me][1]) ** 2 for name, (x, y) in phi.items()}
 
 
 # --- selection and weights --------------------------------------------------------------------------------------
@@ -43,9 +43,14 @@ def squared(me: str, phi: dict[str, tuple[float, float]] = PHI) -> dict[str, flo
 def test_dissimilarity_criterion_and_selection() -> None:
     strategy = create(sigma=2.0)
     gaps = {me: strategy.dissimilarities(me, squared(me)) for me in PHI}
-    assert gaps["a"]["b"] == pytest.approx(0.221199, abs=5e-7)
+    assert list(gaps["a"].values()) == pytest.approx([0.117503, 0.999665, 0.999704], abs=5e-7)
     criteria = [strategy.threshold(gaps[me]) for me in PHI]
-    assert criteria == pytest.approx([0.244077, 0.234589, 0.239011, 0.239655], abs=5e-7)
+    assert criteria[0] == pytest.approx(0.264609, abs=5e-7)
+    # The other three from (5) and (6) by hand: squares 12.25 and 12.5 for b, 16, 12.25, .25 and 16.25, 12.5, .25.
+    near, far = 1 - math.exp(-0.125), [1 - math.exp(-square / 2) for square in (12.25, 12.5, 16, 16.25)]
+    assert criteria[1:] == pytest.approx(
+        [(near + far[0] + far[1]) / 8, (near + far[2] + far[0]) / 8, (near + far[3] + far[1]) / 8]
+    )
     assert [strategy.selected(gaps[me]) for me in PHI] == [("b",), ("a",), ("d",), ("c",)]
 
 
@@ -56,14 +61,30 @@ def test_the_combination_in_real_numbers_and_as_a_row_of_integers() -> None:
         wanted = strategy.attend(me, squared(me))
         whole = sum(wanted.values())
         shares = {name: weight / whole for name, weight in wanted.items()}
-        assert sorted(shares.values()) == pytest.approx([0.437823, 0.562177], abs=5e-7)
+        assert sorted(shares.values()) == pytest.approx([0.468791, 0.531209], abs=5e-7)
         combined.append(sum(share * THETA[name] for name, share in shares.items()))
         row = whole_weights(wanted, row_total(len(PHI)))
-        assert sorted(row.values()) == [28, 36]
-        assert row[me] == 36
-        # These are pairs: the guard opens none of them, and every site keeps its own model.
+        assert sorted(row.values()) == [30, 34]
+        assert row[me] == 34
+        # These are pairs: the guard opens none of them.
         assert servable({me: row}, nodes=sorted(PHI), colluders=1) == {}
-    assert combined == pytest.approx([1.437823, 1.562177, 14.378235, 15.621765], abs=5e-6)
+    assert combined[:2] == pytest.approx([1.468791, 1.531209], abs=5e-7)
+
+
+def test_whoever_selected_somebody_fills_up_with_the_nearest_and_nobody_else_does() -> None:
+    phi = {"a": (0.0, 0.0), "b": (0.1, 0.0), "c": (3.0, 0.0), "d": (2.0, 0.0), "e": (4.0, 0.0), "z": (2.5, 0.0)}
+    strategy = create()
+    wanted = strategy.attend("a", squared("a", phi))
+    assert set(wanted) == {"a", "b"}
+    gaps = strategy.dissimilarities("a", squared("a", phi))
+    filled = strategy.widen("a", wanted, squared("a", phi), 4)
+    assert filled == {**wanted, "d": 1 - gaps["d"], "z": 1 - gaps["z"]}
+    assert strategy.widen("a", filled, squared("a", phi), 4) == filled
+    assert strategy.widen("a", wanted, squared("a", phi), 2) == wanted
+    assert create(fill=False).widen("a", wanted, squared("a", phi), 4) == wanted
+    assert strategy.widen("a", {"a": 1.0}, squared("a", phi), 4) == {"a": 1.0}  # It keeps its own model.
+    assert (strategy.widest_row(6), create(fill=False, max_selected=2).widest_row(6)) == (6, 3)
+    assert create(max_selected=2).widest_row(6) == 6
 
 
 def test_groups_that_are_large_enough_are_served() -> None:
@@ -87,7 +108,7 @@ def test_at_most_so_many_and_the_nearest() -> None:
 
 def test_a_wider_criterion_selects_more() -> None:
     phi = {name: (float(place), 0.0) for place, name in enumerate("abcdef")}
-    narrow, wide = (create(criterion=factor) for factor in (0.5, 1.0))
+    narrow, wide = (create(criterion=factor) for factor in (0.2, 0.5))
     assert set(narrow.attend("a", squared("a", phi))) == {"a", "b"}
     assert set(wide.attend("a", squared("a", phi))) == {"a", "b", "c"}
 
@@ -96,8 +117,8 @@ def test_without_sigma_the_unit_does_not_matter() -> None:
     far = {name: (16 * x, 16 * y) for name, (x, y) in PHI.items()}
     strategy = create()
     assert strategy.attend("a", squared("a", far)) == pytest.approx(strategy.attend("a", squared("a")))
-    # σ is ten medians of what the site sees: 0.5, 4 and √16.25.
-    assert strategy.dissimilarities("a", squared("a"))["c"] == pytest.approx(1 - math.exp(-0.1), rel=1e-4)
+    # σ is ten medians of what the site sees: .25, 16 and 16.25.
+    assert strategy.dissimilarities("a", squared("a"))["c"] == pytest.approx(1 - math.exp(-0.1))
 
 
 def test_alone_or_among_equals() -> None:
@@ -122,8 +143,23 @@ def test_both_models_train_and_only_theta_leaves() -> None:
         assert change[name] == pytest.approx(np.array(getattr(once, name) - INITIAL[name]), abs=1e-6)
         assert here.personal[name] == pytest.approx(np.atleast_1d(getattr(once, name)), abs=1e-6)
         assert here.personal[f"{name}: phi"] == pytest.approx(np.atleast_1d(getattr(twice, name)), abs=1e-6)
-    # φ_fc: the head of φ.
+    # φ_fc: of φ, and here its head, since the body is no fully connected layer.
     assert strategy.features(here) == pytest.approx([twice.head], abs=1e-6)
+
+
+def test_sites_are_compared_by_the_layer_that_makes_the_representation() -> None:
+    def layout(*blocks: tuple[str, Sequence[tuple[int, ...]]]) -> Layout:
+        tensors = {
+            name: tuple(TensorShape(name=str(i), shape=shape) for i, shape in enumerate(shapes))
+            for name, shapes in blocks
+        }
+        return Layout(tuple(BlockShape(name=name, tensors=made) for name, made in tensors.items()))
+
+    head = ("head", [(10, 64), (10,)])
+    conv, linear, embedding = [(16, 1, 3, 3), (16,)], [(64, 256), (64,)], [(100, 64)]
+    for block, found in ((linear, ("before",)), (conv, ("head",)), (embedding, ("head",)), ([(64,)], ("head",))):
+        assert create().compared(layout(("first", conv), ("before", block), head), ("head",)) == found
+    assert create().compared(layout(head), ("head",)) == ("head",)
 
 
 def test_theta_goes_on_from_what_was_opened_and_phi_from_where_it_was() -> None:
@@ -134,8 +170,8 @@ def test_theta_goes_on_from_what_was_opened_and_phi_from_where_it_was() -> None:
     opened = {name: np.full_like(vector, 0.5) for name, vector in INITIAL.items()}
     for combination, begin in ((opened, {n: INITIAL[n] + opened[n] for n in INITIAL}), ({}, kept)):
         here = regression.site(strategy, received=INITIAL, personal=personal, combination=combination)
-        assert LAYOUT.digest(strategy.inference(here)) == LAYOUT.digest(begin)
-        assert LAYOUT.digest(create(predicts="trained").inference(here)) == LAYOUT.digest(kept)
+        assert LAYOUT.digest(create(predicts="combined").inference(here)) == LAYOUT.digest(begin)
+        assert LAYOUT.digest(strategy.inference(here)) == LAYOUT.digest(kept)
         strategy.fit(here)
         theta = Weights.of(begin).plus(Weights.of(begin).gradient(), -RATE)
         own = Weights.of(phi).plus(Weights.of(phi).gradient(), -RATE)

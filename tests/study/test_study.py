@@ -73,10 +73,10 @@ def test_a_setting_of_a_protection_has_its_type() -> None:
 def test_settings_of_a_protection_stand_beside_the_others_in_a_file_and_apart_in_the_canonical_form() -> None:
     written = study(protection={"kind": "sealed", "colluders": 0}).completed()
     assert written.to_table()["protection"] == {
-        "kind": "sealed", "colluders": 0, "bits": 20, "clip": 1.0, "recompute": False,
+        "kind": "sealed", "colluders": 0, "bits": 20, "clip": 1.0, "recompute": True,
         "circles": "auto", "recovery": False, "robust": "none",
     }  # fmt: skip
-    assert json.loads(written.canonical())["protection"]["settings"] == {"recompute": False}
+    assert json.loads(written.canonical())["protection"]["settings"] == {"recompute": True}
     chosen = study(protection={"kind": "sealed", "recompute": True})
     assert chosen.make_protection().canonical_settings == b'{"recompute":true}'
     assert study(protection={"kind": "masked"}).completed().protection.settings == {}

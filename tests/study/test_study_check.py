@@ -131,3 +131,33 @@ def test_more_sites_than_can_share_keys_are_refused_where_they_must(kind: str) -
         among.check(nodes=500)
     if kind == "masked":
         study(0, protection={"kind": kind}).check(nodes=500)  # keys are shared within a circle
+
+
+@pytest.mark.parametrize("kind", ["none", "sealed"])
+def test_more_comparisons_than_sites_allow_are_refused_unless_the_study_says_so(kind: str) -> None:
+    few = {"task": {"name": "breast-cancer"}, "protection": {"kind": kind}}
+    with pytest.raises(SettingsError, match=r"^1 comparisons of 530 numbers, .* 0 times$") as caught:
+        study(strategy={"name": "fedamp"}, **few).check()
+    assert "more-comparisons" in caught.value.hint
+    agreed = study(strategy={"name": "fedamp", "more_comparisons": True}, **few)
+    agreed.check()
+    assert agreed.exceptions == {"more-comparisons"}
+    many = {"name": "fedamp", "comparisons": 5}
+    with pytest.raises(SettingsError, match=r"^5 comparisons of .* 4 times$"):
+        study(strategy=many, study={"rounds": 9}, protection={"kind": kind}).check()
+    study(strategy=many, study={"rounds": 4}, protection={"kind": kind}).check()
+
+
+def test_a_study_in_which_nobody_is_ever_compared_is_refused() -> None:
+    late = {"name": "fedamp", "combine_from": 4}
+    study(strategy=late, study={"rounds": 4}, protection={"kind": "none"}).check()
+    with pytest.raises(SettingsError, match="no combination can open"):
+        study(strategy=late, study={"rounds": 3}, protection={"kind": "none"}).check()
+
+
+def test_a_row_that_can_never_be_wide_enough_is_refused() -> None:
+    few = {"name": "fedcca", "max_selected": 2}
+    study(strategy=few, protection={"kind": "none"}).check()  # The nearest others fill it up.
+    with pytest.raises(SettingsError, match="no combination can open: at most 3 sites would be in one, and at least 4"):
+        study(strategy={**few, "fill": False}, protection={"kind": "none"}).check()
+    study(strategy={**few, "fill": False, "max_selected": 3}, protection={"kind": "none"}).check()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 CombinationRows: TypeAlias = Mapping[str, Mapping[str, int]]  # by recipient, whom it is combined with and how much
@@ -22,11 +23,12 @@ class History(Protocol):
 
 
 class ProcessMemory:
-    """A memory of an attempt and a history that last as long as the process: for simulations and tests."""
+    """A memory of an attempt, a history and a count that last as long as the process: for measurements and tests."""
 
     def __init__(self, earlier: Sequence[OpenedRow] = ()) -> None:
         self._content: bytes | None = None
         self._earlier = list(earlier)
+        self.compared: Counter[str] = Counter()
 
     def load(self) -> bytes | None:
         """What was saved last."""
@@ -43,6 +45,10 @@ class ProcessMemory:
     def opened(self, rows: CombinationRows) -> None:
         """Keep them."""
         self._earlier += new_rows(rows, self._earlier)
+
+    def count(self, peers: Collection[str]) -> None:
+        """Without a limit."""
+        self.compared.update(peers)
 
 
 def new_rows(rows: CombinationRows, earlier: Sequence[OpenedRow]) -> list[OpenedRow]:

@@ -20,7 +20,7 @@ from secure_fl.protect.release.history import OpenedRow
 from secure_fl.protect.sealed import scores
 from secure_fl.protect.sealed.coordinator import PIECE, SealedCoordinator, Step
 from secure_fl.protect.sealed.groups import group_values, sealed_groups, served_groups
-from secure_fl.protect.sealed.manifest import opened_before
+from secure_fl.protect.sealed.manifest import answers_to_open, opened_before
 from secure_fl.protect.sealed.phases import COMBINE, DELIVER, OPEN, ROW, SCORE
 from secure_fl.protect.sealed.shares import VECTOR_BYTES
 from secure_fl.protect.sealed.statements import known_rows, verify_row
@@ -63,10 +63,14 @@ class CombineCoordinator(SealedCoordinator):
     def missing(self) -> int:
         """How many holders have to answer yet. Uploads are in and keys are shared: nothing is lost by waiting."""
         if self._phase == OPEN:
-            return max(0, self._cohort.threshold - len(self._replies))
+            return max(0, self._answers_to_open - len(self._replies))
         if self._phase == SCORE and self._context.compares:
             return max(0, self._scores_needed - len(self._replies))
         return 0
+
+    @property
+    def _answers_to_open(self) -> int:
+        return answers_to_open(self._cohort, self._context.colluders)
 
     def _ask(self, phase: str, messages: Mapping[str, Message]) -> Ask:
         self._phase = phase
@@ -162,7 +166,8 @@ class CombineCoordinator(SealedCoordinator):
     # --- deliver ----------------------------------------------------------------------------------------------
 
     def _ask_to_deliver(self) -> Ask:
-        self._require_holders(len(self._replies))
+        if self.missing:
+            raise CohortTooSmallError(have=len(self._replies), need=self._answers_to_open, what="holders")
         return self._ask(DELIVER, _Deliveries(tuple(self._rows), self._delivery))
 
     def _delivery(self, recipient: str) -> Message:

@@ -84,6 +84,15 @@ MANIFESTS = SealedManifests()
 SealedCohort: TypeAlias = SignedCohort[SealedAdvert]
 
 
+def answers_to_open(cohort: SealedCohort, colluders: int) -> int:
+    """How many holders' shares a recipient wants to see before it opens its combination: t + c, if there are so many.
+
+    Of t shares, one that a colluder bent bends the key, and with it what is opened, by as much as the colluder likes.
+    Of t + c at least t are honest, and a bent one lies off their polynomial.
+    """
+    return min(cohort.threshold + colluders, len(cohort.names))
+
+
 def opened_before(cohort: SealedCohort) -> frozenset[bytes]:
     """Hashes of the rows that anybody here has opened in the study before."""
     return frozenset[bytes]().union(*(peer.said.opened for peer in cohort.peers.values()))

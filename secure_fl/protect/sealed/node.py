@@ -20,7 +20,7 @@ from secure_fl.protect.sealed.holder import CombineHolder, Holder
 from secure_fl.protect.sealed.party import Party
 from secure_fl.protect.sealed.phases import COMBINE, SUM
 from secure_fl.protect.sealed.recipient import Recipient
-from secure_fl.protect.sealed.uploader import Uploader
+from secure_fl.protect.sealed.uploader import CombineUploader, Uploader
 
 
 class _Phases:
@@ -56,7 +56,7 @@ class SealedCombiningNode(_Phases):
         self, context: RoundContext, contribution: CombineContribution, host: CombineHost, *, recompute: bool = False
     ) -> None:
         self.party = Party(context, host, digested=recompute)
-        uploader = Uploader(self.party, contribution, sketch=contribution.sketch, history=host.history)
+        uploader = CombineUploader(self.party, contribution, host)
         holder = CombineHolder(self.party, host.history)
         self._recipient = Recipient(self.party, contribution.attend)
         super().__init__(

@@ -23,12 +23,15 @@ from secure_fl.protect.sealed.shares import VECTOR_BYTES
 from secure_fl.protect.sealed.sum_coordinator import SumCoordinator
 from secure_fl.protect.sealed.terms import Terms
 
+UNVERIFIED = "unverified-combinations"
+
 
 class SealedSettings(toml.Settings):
     """What a study may choose."""
 
-    # Recipients of a combination download the uploads in it and combine them themselves.
-    recompute: bool = False
+    # Recipients of a combination download the uploads in it and combine them themselves. Otherwise they believe the
+    # coordinator, which can then steer each of them: a site has to agree to that.
+    recompute: bool = True
 
 
 class Sealed(CombiningProtection):
@@ -42,6 +45,11 @@ class Sealed(CombiningProtection):
     carrier: ClassVar[str] = UPLOAD
     Settings: ClassVar[type[toml.Settings]] = SealedSettings
     settings: SealedSettings
+
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """Without `recompute` nobody but the coordinator knows whether a combination is one of the uploads."""
+        return () if self.settings.recompute else (UNVERIFIED,)
 
     def node(self, context: RoundContext, contribution: Contribution, host: Host) -> NodeHalf:
         """The node half of a sum; with something in its memory it goes on where it was."""
@@ -72,6 +80,10 @@ class Sealed(CombiningProtection):
         """Enough to interpolate keys, too."""
         return max(min_cohort, threshold(nodes, colluders))
 
+    def combine_quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
+        """Enough to notice a bent share, too."""
+        return max(min_cohort, min(threshold(nodes, colluders) + colluders, nodes))
+
     def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:
         """A scale of at least 1, and few enough nodes to share keys with all of them."""
         require_few(nodes)
@@ -93,6 +105,10 @@ class Sealed(CombiningProtection):
             "Each site opens its own combination, and nobody else's. Before they give a part of a key, the others "
             "check that no combination, and no difference of combinations, shows one site to "
             "`protection.colluders` others.",
+            "Each site adds the uploads in its combination up itself, and checks them against what was signed."
+            if self.settings.recompute
+            else "EXCEPTION: each site believes what the coordinator says its combination is. A coordinator that lies "
+            "steers the site's model. A site has to agree: [policy] exceptions, unverified-combinations.",
         )
         return (
             *(sums if kind is RequestKind.SUM else combinations),

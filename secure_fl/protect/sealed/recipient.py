@@ -20,6 +20,7 @@ from secure_fl.protect.primitives.field import ELEMENT, Elements, read_elements,
 from secure_fl.protect.release.sketch import in_units
 from secure_fl.protect.sealed import scores
 from secure_fl.protect.sealed.groups import SealedGroup, group_values, served_groups
+from secure_fl.protect.sealed.manifest import answers_to_open
 from secure_fl.protect.sealed.party import Party, question
 from secure_fl.protect.sealed.phases import ROW
 from secure_fl.protect.sealed.ring import Product
@@ -120,6 +121,9 @@ class Recipient:
         if any(len(shares) != groups * VECTOR_BYTES for shares in plain.values()):
             raise ProtectionError("a holder gave too many or too few shares")
         cohort = self._party.cohort
+        need = answers_to_open(cohort, self._party.context.colluders)
+        if len(plain) < need:
+            raise ProtectionError(f"{len(plain)} holders' shares of a combination's key, {need} are needed")
         return [
             interpolate(
                 {

@@ -4,8 +4,8 @@ Every node shares its sketch coordinate by coordinate with polynomials of degree
 a_i, a_j holder k computes Σ (a_i − a_j)², which is the value at k of a polynomial of degree 2d whose value at zero is
 the squared distance (BGW, one multiplication and no degree reduction). To that it adds a share of zero that node j
 dealt for recipient i, with degree 2d, so that the values recipient i gets are those of a uniform polynomial with the
-right value at zero: it learns the distance to j and nothing else of j. Up to d holders learn nothing. 2d + 1 must
-answer.
+right value at zero: it learns the distance to j and nothing else of j. Up to d holders learn nothing. 2d + 1 answers
+determine a distance; a recipient wants c more, so that no c holders can bend it.
 
 That needs i's own shares to be of degree d: whoever dealt itself other ones would read more than n − 2d linear
 functions of a peer's sketch off the answers. So every node proves it, in its manifest and hence before anybody else's
@@ -45,8 +45,8 @@ def degree(nodes: int, colluders: int) -> int:
 
 
 def answers_needed(nodes: int, colluders: int) -> int:
-    """2d + 1."""
-    return 2 * degree(nodes, colluders) + 1
+    """2d + 1 + c, where there are so many: colluders that bend their answers are then noticed."""
+    return min(2 * degree(nodes, colluders) + 1 + colluders, nodes)
 
 
 def share_bytes(nodes: int) -> int:
@@ -139,9 +139,10 @@ def interpolate_scores(
         raise ProtectionError(f"{len(answers)} answers about distances, {need} are needed")
     holders = sorted(answers)
     values = [_read(answers[holder], len(peers), exactly=True) for holder in holders]
-    base, rest = holders[:need], holders[need:]
+    count = 2 * degree(nodes, colluders) + 1
+    base, rest = holders[:count], holders[count:]
     at_zero, *at_rest = lagrange(base, (0, *rest), prime=PRIME)
-    for weights, given in zip(at_rest, values[need:], strict=True):
+    for weights, given in zip(at_rest, values[count:], strict=True):
         if _at(weights, values) != given:
             raise ProtectionError("the answers about distances do not lie on one polynomial")
     squared = _at(at_zero, values)

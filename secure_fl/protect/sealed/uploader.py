@@ -11,12 +11,12 @@ from secure_fl.encoding.integers import Integers
 from secure_fl.errors import ProtectionError
 from secure_fl.protect.bodies import as_bulk, read_bulky, say
 from secure_fl.protect.cohort.signed import make_manifest
+from secure_fl.protect.combining import CombineContribution, CombineHost
 from secure_fl.protect.contract import Contribution, Message
 from secure_fl.protect.primitives.field import uniform
-from secure_fl.protect.release.history import History
 from secure_fl.protect.sealed import scores
 from secure_fl.protect.sealed.groups import SealedGroup, sealed_groups
-from secure_fl.protect.sealed.manifest import MANIFESTS
+from secure_fl.protect.sealed.manifest import MANIFESTS, SealedCohort
 from secure_fl.protect.sealed.party import SKETCH, Party
 from secure_fl.protect.sealed.ring import DEGREE, Product
 from secure_fl.protect.sealed.shares import split
@@ -26,24 +26,12 @@ from secure_fl.rpc.protect_sealed_pb2 import SealedEnvelope, SealedUpload
 
 
 class Uploader:
-    """Only in the process that trained: after a restart there is nothing to upload.
+    """In a sum. Only in the process that trained: after a restart there is nothing to upload."""
 
-    In a combine also with what this node has opened in the study and, where distances are opened, a sketch.
-    """
-
-    def __init__(
-        self,
-        party: Party,
-        contribution: Contribution,
-        *,
-        sketch: Integers | None = None,
-        history: History | None = None,
-    ) -> None:
+    def __init__(self, party: Party, contribution: Contribution) -> None:
         self._party = party
         self._blocks = dict(contribution.blocks)  # each goes as it is sealed: its memory is needed for what comes of it
         self._weight = contribution.weight
-        self._sketch = sketch
-        self._history = history
         self._sketch_shares: list[bytes] = []
 
     def advertise(self, _message: Message) -> Message:
@@ -52,13 +40,12 @@ class Uploader:
         party.require_trained()
         dealt = self._deal_sketch()
         self._sketch_shares = dealt.shares if dealt else []
-        opened = self._history.earlier() if self._history else ()
         self._manifest = make_manifest(
             party.context,
             party.me,
             protocol=MANIFESTS.protocol,
             blocks=self._blocks,
-            extension=party.extension(dealt, [row_hash(*row) for row in opened]),
+            extension=party.extension(dealt, self._opened_before()),
             exceptions=party.host.exceptions,
             opened=party.host.past.known().rows,
         )
@@ -70,6 +57,7 @@ class Uploader:
         party.require_trained()
         roster = read_bulky(message)
         cohort = party.meet(roster, self._manifest)
+        self._before_upload(cohort)
         groups = sealed_groups(party.context, cohort, party.name)
         elements = np.empty(sum(group.size for group in groups), np.int32)
         parts = [elements[group.start : group.start + group.size] for group in groups]
@@ -104,6 +92,36 @@ class Uploader:
         Product(secret).seal(out, seed=group.seed)
         cohort = party.cohort
         return split(secret, threshold=cohort.threshold, holders=len(cohort.names), randomness=party.randomness)
+
+    # --- what a combine has besides ---------------------------------------------------------------------------
+
+    def _deal_sketch(self) -> scores.Dealing | None:
+        return None
+
+    def _opened_before(self) -> list[bytes]:
+        return []
+
+    def _before_upload(self, cohort: SealedCohort) -> None:
+        """The last moment before anything leaves that depends on the data."""
+
+
+class CombineUploader(Uploader):
+    """In a combine: also with what this node has opened in the study and, where distances are opened, a sketch."""
+
+    def __init__(self, party: Party, contribution: CombineContribution, host: CombineHost) -> None:
+        super().__init__(party, contribution)
+        self._sketch = contribution.sketch
+        self._history = host.history
+        self._comparisons = host.comparisons
+
+    def _opened_before(self) -> list[bytes]:
+        return [row_hash(*row) for row in self._history.earlier()]
+
+    def _before_upload(self, cohort: SealedCohort) -> None:
+        # With the upload go shares of the sketch, and whoever is here may be told its distance: whether or not the
+        # attempt comes to anything, and also if this node should never hear of it.
+        if self._sketch_shares:
+            self._comparisons.count([name for name in cohort.names if name != self._party.name])
 
     def _deal_sketch(self) -> scores.Dealing | None:
         """Before the cohort is known: a share for everybody invited."""

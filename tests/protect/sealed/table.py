@@ -17,6 +17,7 @@ from secure_fl.identity.member import Member
 from secure_fl.messages import parse
 from secure_fl.protect.combining import CombineContribution, node_half
 from secure_fl.protect.contract import Ask, Message, Opened, RoundContext
+from secure_fl.protect.release.comparisons import Comparisons
 from secure_fl.protect.release.history import OpenedRow, ProcessMemory
 from secure_fl.protect.release.sketch import SIZE
 from secure_fl.protect.sealed.combine_coordinator import CombineCoordinator
@@ -48,9 +49,9 @@ class Reckless(Sealed):
         return RecklessCoordinator(context, earlier, recompute=self.settings.recompute)
 
 
-SEALED = Sealed()
-RECOMPUTES = Sealed(SealedSettings(recompute=True))
-RECKLESS = Reckless()
+RECOMPUTES = Sealed()
+SEALED = Sealed(SealedSettings(recompute=False))  # recipients believe the coordinator: the weaker setting
+RECKLESS = Reckless(SEALED.settings)
 NAMES = ("n0", "n1", "n2", "n3", "n4", "n5")
 P = TypeVar("P", bound=ProtoMessage)
 
@@ -112,9 +113,11 @@ class Table:
         earlier: Sequence[OpenedRow] = (),
         memories: Mapping[str, Sequence[OpenedRow]] | None = None,
         reckless: bool = False,
+        comparisons: Mapping[str, Comparisons] | None = None,
     ) -> None:
         self.about = about
         self.protection = RECOMPUTES if about.settings == RECOMPUTES.canonical_settings else SEALED
+        self.comparisons = comparisons or {}
         self.values = dict(contributions or values(about, deep))
         self.memories = {name: ProcessMemory((memories or {}).get(name, earlier)) for name in about.invited}
         self.nodes = {name: self.half(name, UnsafeSeededRandomness(seed, name)) for name in about.invited}
@@ -125,7 +128,7 @@ class Table:
 
     def half(self, name: str, randomness: Any = None, *, me: Member | None = None) -> Any:
         """A node half on its node's memory."""
-        offered = host(me or name, randomness, self.memories[name])
+        offered = host(me or name, randomness, self.memories[name], self.comparisons.get(name))
         half = node_half(self.protection, self.about, self.values[name], offered)
         assert isinstance(half, SealedNode | SealedCombiningNode)
         return half

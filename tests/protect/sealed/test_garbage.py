@@ -57,7 +57,7 @@ def test_garbage_gets_a_typed_error_in_every_phase(protection: Protection, kind:
     mine = {
         name: replace(
             contribution(64, dict.fromkeys(NAMES, 1), body=[place, 2, 3], head=[4, 5]),
-            sketch=sketch(np.array([place], np.float32), binding=about.binding) if combining else None,
+            sketch=sketch(np.array([place], np.float32)) if combining else None,
         )
         for place, name in enumerate(NAMES)
     }

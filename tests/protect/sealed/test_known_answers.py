@@ -28,7 +28,7 @@ from secure_fl.randomness import UnsafeSeededRandomness
 from secure_fl.rpc.protect_sealed_pb2 import SealedUpload
 from tests.protect.cohorts import InMemory, host, layout
 
-SEALED = Sealed()
+SEALED = Sealed(SealedSettings(recompute=False))
 NAMES = ("n0", "n1", "n2", "n3", "n4")
 SIZE_OF_BODY = 2500  # more than one element of the ring
 

@@ -132,7 +132,8 @@ def test_combinations_equal_the_oracle_within_the_stated_noise(
     }
     large = {node: row for node, row in wanted.items() if len(row) >= about.min_cohort}
     rows = servable(large, nodes=sorted(uploaded), colluders=about.colluders)
-    if rows and len(there("open")) < threshold(len(there("advertise")), about.colluders):
+    cohort = len(there("advertise"))
+    if rows and len(there("open")) < min(cohort, threshold(cohort, about.colluders) + about.colluders):
         with pytest.raises(CohortTooSmallError):
             play(about, contributions, gone)
         return
@@ -152,8 +153,8 @@ def test_combinations_equal_the_oracle_within_the_stated_noise(
         assert nodes[node].combination() == {}
 
 
-def _combine_case(protection: Sealed = SEALED) -> tuple[RoundContext, dict[str, CombineContribution]]:
-    names = [f"n{i}" for i in range(6)]
+def _combine_case(protection: Sealed = SEALED, nodes: int = 6) -> tuple[RoundContext, dict[str, CombineContribution]]:
+    names = [f"n{i}" for i in range(nodes)]
     about = context(*names, blocks=layout(body=5000, head=3), kind=COMBINE, min_cohort=4, protection=protection)
     rng = np.random.default_rng(1)
     contributions = {}
@@ -179,10 +180,11 @@ def test_every_node_opens_its_own_combination(recompute: bool) -> None:
 
 
 def test_distances_open_at_their_node_and_are_those_of_the_sketches() -> None:
-    about, contributions = _combine_case()
+    about, contributions = _combine_case(nodes=8)
     about = replace(about, compares=True)
     seen: dict[str, dict[str, float]] = {}
-    features = {name: np.array([float(place), 1.5], np.float32) for place, name in enumerate(contributions)}
+    # One number each, of which the sketch is itself or its negative.
+    features = {name: np.array([float(place)], np.float32) for place, name in enumerate(contributions)}
 
     def attend(name: str, squared: Mapping[str, float]) -> Mapping[str, int]:
         seen[name] = dict(squared)
@@ -191,7 +193,7 @@ def test_distances_open_at_their_node_and_are_those_of_the_sketches() -> None:
     sketched = {
         name: replace(
             mine,
-            sketch=sketch(features[name], binding=about.binding),
+            sketch=sketch(features[name]),
             attend=partial(attend, name),
         )
         for name, mine in contributions.items()
