@@ -118,6 +118,8 @@ def describe_round(record: RoundRecord, *, planned: int) -> str:
     when = f"after round {record.number - 1}"
     measured = f"  {score} {value:.4f} ({when})" if value is not None else ""
     kept = f"  kept: {', '.join(record.blocks_kept)}" if record.blocks_kept else ""
+    closed = [circle for circle in record.circles if not circle.opened]
+    kept += "".join(f"  closed: circle of {circle.members[0]} … {circle.members[-1]}" for circle in closed)
     return (
         f"{title}  cohort {len(record.cohort)}/{len(record.nodes)}  dropped {dropped}  "
         f"↑ {human(record.bytes_up)} ↓ {human(record.bytes_down)}  {record.seconds:.1f} s{measured}{kept}"

@@ -196,7 +196,14 @@ def _cohort_section(record: StudyRecord) -> str:
     note += (
         "; E is the closing evaluation." if any(entry.kind is RoundKind.EVALUATE for entry in record.rounds) else "."
     )
-    return section(title, note, tables.grid_key(record) + tables.cohort_grid(record) + tables.reason_table(record))
+    return section(
+        title,
+        note,
+        tables.grid_key(record)
+        + tables.cohort_grid(record)
+        + tables.circle_table(record)
+        + tables.reason_table(record),
+    )
 
 
 # --- how the model develops -------------------------------------------------------------------------------

@@ -160,6 +160,7 @@ print-color-adjust:exact;-webkit-print-color-adjust:exact;forced-color-adjust:no
 .grid .s::before,.key i.s{background:linear-gradient(to top,var(--sat) 50%,transparent 50%);
 box-shadow:inset 0 0 0 1.5px var(--sat)}
 .grid.many .s::before{box-shadow:none}
+.grid .w::before,.key i.w{background:linear-gradient(var(--faint),var(--faint)) center/2px 60% no-repeat}
 .grid .a::before,.key i.a{background:linear-gradient(var(--faint),var(--faint)) center/60% 2px no-repeat}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:14px 28px;margin:12px 0 0}
 .facts div:first-child{grid-column:1/-1}

@@ -8,7 +8,7 @@ from typing import Any
 
 from secure_fl.errors import SecureFLError, WrongSharesError, by_code
 from secure_fl.report.text import DASH, count, decimal, duration, escape, number, percent, ranges, size
-from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
 
 # Outcome → class of its cell, and what it means. Each class has its own shape, not only its own colour.
@@ -16,6 +16,7 @@ OUTCOMES: Mapping[str, tuple[str, str]] = {
     "took part": ("t", "its update is in the sum"),
     "dropped": ("d", "started, then was lost"),
     "sat out": ("s", "connected, did not train"),
+    "waited": ("w", "ready, but its circle was not complete"),
     "absent": ("a", "not connected, or left out"),
 }
 _WIDTHS = ((21, "roomy"), (31, "few"), (64, "some"))  # up to so many rounds, cells of this width still fit
@@ -23,6 +24,10 @@ _WIDTHS = ((21, "roomy"), (31, "few"), (64, "some"))  # up to so many rounds, ce
 # What stands for a missing site, in words, where the error behind a code would speak of a message instead.
 _MISSING = {
     "absent": ("It was not connected when the round began.", ""),
+    "waited": (
+        "It was there, and another site of its circle was not.",
+        "the reason is beside that site; a circle opens only as a whole",
+    ),
     "dropped": ("No reason was recorded.", ""),
     "sat out": ("No reason was recorded.", ""),
     "LateMessage": ("It did not answer in time.", "if this repeats, raise rounds.deadline or rounds.phase_deadline"),
@@ -101,6 +106,33 @@ def _grid_cell(name: str, label: str, node: NodeRound | None) -> str:
     title = escape(f"{name}, {label}: {node.outcome}{reason}, {size(node.bytes_up)} up, {size(node.bytes_down)} down")
     css, _ = OUTCOMES.get(node.outcome, ("u", ""))
     return f'<td class="{css}" title="{title}"><span>{escape(node.outcome)}</span></td>'
+
+
+def circle_table(record: StudyRecord) -> str:
+    """Which sites are opened together, in how many rounds they were, and why not in others; nothing without circles."""
+    told: dict[tuple[str, ...], list[tuple[RoundRecord, CircleRound]]] = {}
+    for entry in record.rounds:
+        for circle in entry.circles:
+            told.setdefault(circle.members, []).append((entry, circle))
+    if not told:
+        return ""
+    rows = []
+    for place, (members, rounds) in enumerate(sorted(told.items()), 1):
+        closed = [(entry, circle) for entry, circle in rounds if not circle.opened]
+        reasons: dict[str, list[RoundRecord]] = {}
+        for entry, circle in closed:
+            reasons.setdefault(circle.reason or "waited", []).append(entry)
+        why = "".join(f"<li>{_when(entries)}: {plain_reason(reason)}</li>" for reason, entries in reasons.items())
+        rows.append(
+            f'<tr><th scope="row">{place}</th><td class="words">{escape(", ".join(members))}</td>'
+            f"<td>{len(rounds) - len(closed)} of {len(rounds)}</td>"
+            f'<td class="words">{f"<ul>{why}</ul>" if why else DASH}</td></tr>'
+        )
+    return _scroll(
+        "Circles: sites whose updates are only ever opened together",
+        '<table><thead><tr><th scope="col">Circle</th><th scope="col">Sites</th><th scope="col">Opened</th>'
+        f'<th scope="col">Closed in</th></tr></thead><tbody>{"".join(rows)}</tbody></table>',
+    )
 
 
 def grid_key(record: StudyRecord) -> str:

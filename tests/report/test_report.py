@@ -21,7 +21,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.report import Step, render
 from secure_fl.report.drawing import nice_step, spread
 from secure_fl.report.text import duration, escape, fit, ranges, size
-from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.traces import Traces
 from secure_fl.rounds import RoundKind
 from secure_fl.settings import set_dotted
@@ -349,6 +349,25 @@ def test_cohort_grid_says_in_words_who_was_missing() -> None:
     assert "2–4 of 4 2 missed at least one round" in Page(page).text
 
 
+def test_circles_are_named_with_the_rounds_they_were_closed_in() -> None:
+    record = study(rounds=2)
+    first, second = ("site-00", "site-01"), ("site-02", "site-03")
+    told = [
+        (
+            CircleRound(members=first, opened=True),
+            CircleRound(members=second, opened=number != 2, reason="Protection" * (number == 2)),
+        )
+        for number in (1, 2, 3)
+    ]
+    rounds = tuple(replace(entry, circles=circles) for entry, circles in zip(record.rounds, told, strict=True))
+    page = render(replace(record, rounds=rounds), summary(record))
+    assert [row[:3] for row in rows(page, "Circles: sites whose updates are only ever opened together")] == [
+        ["1", "site-00, site-01", "3 of 3"],
+        ["2", "site-02, site-03", "2 of 3"],
+    ]
+    assert "Circles:" not in render(record, summary(record))
+
+
 def test_codes_become_words_and_equal_reasons_one_row() -> None:
     record = study(rounds=3, text="NonFiniteUpdate")
     late = replace(record.rounds[2].nodes[3], outcome="dropped", reason="LateMessage")
@@ -359,7 +378,7 @@ def test_codes_become_words_and_equal_reasons_one_row() -> None:
     page = render(replace(record, rounds=(*first, third, closing)), summary(record))
     table = rows(page, "Why sites were missing")
     assert [row[0] for row in table] == ["dropped", "sat out", "dropped", "absent"]
-    assert table[0][2].startswith("Training produced NaN or infinity")
+    assert table[0][2].startswith("Numbers that are NaN or infinite")
     assert table[2][2].startswith("It did not answer in time.")
     assert table[3][2:] == ["It was not connected when the round began.", "site-03 E"]
 
