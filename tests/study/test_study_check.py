@@ -161,3 +161,11 @@ def test_a_row_that_can_never_be_wide_enough_is_refused() -> None:
     with pytest.raises(SettingsError, match="no combination can open: at most 3 sites would be in one, and at least 4"):
         study(strategy={**few, "fill": False}, protection={"kind": "none"}).check()
     study(strategy={**few, "fill": False, "max_selected": 3}, protection={"kind": "none"}).check()
+
+
+def test_a_combine_survives_as_many_dropouts_fewer_as_may_collude() -> None:
+    ten = study(10, strategy={"name": "fedamp"}, protection={"kind": "sealed"})
+    assert (ten.spare(RequestKind.SUM, 10), ten.spare(RequestKind.COMBINE, 10)) == (4, 3)
+    assert ten.spare(RequestKind.COMBINE, 4) == 0
+    plain = study(10, strategy={"name": "fedamp"}, protection={"kind": "none"})
+    assert plain.spare(RequestKind.COMBINE, 10) == 6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -250,6 +250,39 @@ def test_a_recipient_that_cannot_open_its_distances_asks_for_nothing_and_goes_on
     assert isinstance(sent, CombinationsSent)
     assert sent.recipients == NAMES[1:]
     assert table.nodes["n0"].combination() == {}
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_holder_cannot_bend_a_distance_unless_recipients_are_content_with_few_answers(
+    few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """n3 works with the coordinator, which hands on n0, n1 and n3's answers: n1 is to look 500 steps² nearer to n0."""
+    if few:
+        monkeypatch.setattr(scores, "answers_needed", lambda nodes, colluders: 2 * degree(nodes, colluders) + 1)
+    seen: dict[str, float] = {}
+    about = combine_round(compares=True)
+    everybody = values(about)
+
+    def attend(squared: Mapping[str, float]) -> Mapping[str, int]:
+        seen.update(squared)
+        return {}
+
+    everybody["n0"] = replace(everybody["n0"], attend=attend)
+    table = Table(about, everybody).until("row")
+    [weights] = lagrange([1, 2, 4], (0,), prime=PRIME)
+    shift = -500 * pow(weights[2], -1, PRIME)
+
+    def nearer(plain: bytes) -> bytes:
+        value = (int.from_bytes(plain[:WORD], "little") + shift) % PRIME
+        return value.to_bytes(WORD, "little") + plain[WORD:]
+
+    def hand_on(said: SealedScores) -> None:
+        said.replies[3].sealed = bent(table, "n3", "n0", nearer)
+        for place in (5, 4, 2):
+            del said.replies[place]
+
+    table.tell("n0", edited(SealedScores, table.asked["n0"], hand_on))
+    assert (round(seen["n1"] * 2**28) == 9 * SIZE - 500) if few else not seen
 
 
 def test_too_few_answers_end_the_attempt() -> None:
