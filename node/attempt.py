@@ -52,6 +52,8 @@ from secure_fl.threads import in_thread_whole
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import layout_from_wire, round_kind
 
+_MUCH_CLIPPED = 1 / 1000  # of an update: from here on the clip changes what is learnt
+
 log = logging.getLogger(__name__)
 
 
@@ -285,7 +287,7 @@ class Participation:
             self._services.policy.check_upload(size)
             codec = self._resolved.codec
             blocks, clipped = encode_update(update, layout=layout, codec=codec, weight=weight, stream=stream)
-        if clipped:
+        if clipped > size * _MUCH_CLIPPED:
             log.warning(
                 "%d of %d values were beyond ±%g and were clipped; raise protection.clip or train more gently",
                 clipped, size, codec.clip,

@@ -61,7 +61,7 @@ def test_no_mean_of_clipped_updates_is_larger_than_said(
     for value in (clip, -clip, np.float32(3e38), np.nextafter(np.float32(clip), np.float32(0))):
         values = np.full(8, value, np.float32)
         encoded = [codec.encode(values, weight=weight, stream=stream)[0] for weight in weights]
-        total = np.sum(encoded, axis=0, dtype=np.int64)
+        total = np.stack(encoded).astype(np.int64).sum(axis=0)
         # Without the bound of `decode`, which counts every contributor as if it weighed 1.
         mean = total / codec.scale / (sum(weights) / WEIGHT_UNITS)
         assert np.abs(mean).max() <= codec.largest_mean(lightest=min(weights)) * (1 + 1e-12)
