@@ -69,6 +69,7 @@ class SiteServices:
     session: Session
     randomness: Callable[..., Randomness]  # a fresh source for one attempt
     training_seed: Callable[[ResolvedStudy, int, int], int]  # of a round and attempt
+    unready: Callable[[str, Job], None]  # a study whose rehearsal failed
     listener: NodeListener = ignore
 
 
@@ -104,6 +105,7 @@ class Participation:
         self._refusal = ""
         self._finished = False
         self._heard = time.monotonic()
+        self.rehearsal: Job | None = None  # what was tried before the fetch, until it has worked
 
     @property
     def is_over(self) -> bool:
@@ -159,7 +161,9 @@ class Participation:
             return
         await in_thread_whole(self._check, announcement)
         # What can fail without a model fails before there is one: afterwards it would say something about the model.
-        await self._services.executor.rehearse(await in_thread_whole(self._job, None))
+        self.rehearsal = await in_thread_whole(self._job, None)
+        await self._services.executor.rehearse(self.rehearsal)
+        self.rehearsal = None
         received = await self._fetch(announcement)
         reservation = self._reservation()
         try:
@@ -414,6 +418,8 @@ class Participation:
 
     async def _sit_out_in_time(self, error: Exception) -> None:
         await self._answer_time()
+        if self.rehearsal is not None:
+            self._services.unready(self._resolved.id, self.rehearsal)
         self._sit_out(spoken(error))
 
     def _sit_out(self, code: str) -> None:

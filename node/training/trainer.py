@@ -104,7 +104,11 @@ class Trainer:
         _require_layout(loaded, layout_from_json(job.layout))
         if key not in self._rehearsed:
             site = _site_without(loaded, seed=job.seed, device=job.device)
-            log.info("%s", rehearse(site))
+            try:
+                log.info("%s", rehearse(site))
+            except Exception:
+                del self._loaded[key]  # What is wrong with the data may be repaired in their file.
+                raise
             self._rehearsed[key] = Result(samples=site.samples, metrics=SiteMetrics())
         return self._rehearsed[key]
 
