@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from node.training.jobs import Job, Result, layout_to_json
 from node.training.rehearsal import rehearse
@@ -65,6 +67,21 @@ class Stumbling(FedAvg):
         site.personal = {"head": np.ones(3, np.float32)}
         int(np.nan)
         raise AssertionError
+
+
+class Tiny(FedAvg):
+    """Looks at what becomes of a product that only a denormal number could hold."""
+
+    name = "tiny"
+    products: ClassVar[list[float]] = []
+
+    def fit(self, site: Site) -> Blocks:
+        self.products.append(product())
+        return super().fit(site)
+
+
+def product() -> float:
+    return float((torch.full((64,), 1e-30) * torch.full((64,), 1e-10)).max())
 
 
 class Curious(FedAvg):
@@ -146,6 +163,13 @@ def test_reserved_blocks_are_those_of_the_strategy_or_nothing_is_trained(
     with pytest.raises(LayoutMismatchError, match="reserved blocks"):
         execute(tmp_path, strategy, ship=ship)
     assert not (tmp_path / "update").exists()
+
+
+def test_denormal_numbers_are_flushed_in_training_and_nowhere_else(tmp_path: Path) -> None:
+    """They take many times as long: the pace of training would tell what it computes."""
+    execute(tmp_path, "tiny")
+    assert Tiny.products == [0.0]
+    assert product() > 0
 
 
 @pytest.mark.parametrize(("value", "said"), [(float("nan"), "3 of 80 training rows"), (1e30, "no finite loss")])
