@@ -13,23 +13,18 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 from node.combining import Combining
-from node.comparisons import ComparisonBook, SiteComparisons, data_key
-from node.config import NodeFile
+from node.comparisons import SiteComparisons, data_key
 from node.encoding import encode
-from node.events import AnswerSent, Fetched, NodeListener, RoundDone, SatOut, Trained, ignore
+from node.events import AnswerSent, Fetched, RoundDone, SatOut, Trained
 from node.kept import KeptUpdate
 from node.models import VerifiedModels
-from node.policy import Policy
 from node.reasons import spoken
-from node.session import Session
+from node.site_services import SiteServices
 from node.store import AttemptMemory, StudyStore
-from node.training.executor import Executor
 from node.training.jobs import FEATURES, Job, Result
 from node.training.orders import make_job
 from node.uploads import release, signed_header
@@ -41,11 +36,9 @@ from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.encoding.update import decode_sums
 from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
-from secure_fl.identity.member import Member
-from secure_fl.privacy.accountant import Accountant, Reservation
+from secure_fl.privacy.accountant import Reservation
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, node_half
 from secure_fl.protect.contract import Contribution, Message, NodeHalf, RoundContext
-from secure_fl.protect.past import Past
 from secure_fl.protect.release.comparisons import MORE, allowed
 from secure_fl.protect.release.sketch import sketch
 from secure_fl.randomness import KeyStream, Randomness
@@ -58,23 +51,6 @@ from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import layout_from_wire, round_kind
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteServices:
-    """What an attempt uses of the node it runs in, and does not own."""
-
-    file: NodeFile
-    me: Member
-    policy: Policy
-    accountant: Accountant
-    executor: Executor
-    comparisons: ComparisonBook
-    session: Session
-    past: Past  # the sums that the site was part of, over all studies
-    randomness: Callable[..., Randomness]  # a fresh source for one attempt
-    training_seed: Callable[[ResolvedStudy, int], int]  # of a round
-    listener: NodeListener = ignore
 
 
 class _About(TypedDict):
@@ -110,6 +86,7 @@ class Participation:
         self._refusal = ""
         self._finished = False
         self._heard = time.monotonic()
+        self.rehearsal: Job | None = None  # what was tried before the fetch, until it has worked
 
     @property
     def is_over(self) -> bool:
@@ -167,7 +144,9 @@ class Participation:
         kept = await in_thread_whole(self._kept)
         if kept is None:
             # What can fail without a model fails before there is one: afterwards it would tell of the model.
-            await self._services.executor.rehearse(await in_thread_whole(self._job, None))
+            self.rehearsal = await in_thread_whole(self._job, None)
+            await self._services.executor.rehearse(self.rehearsal)
+            self.rehearsal = None
         received = await self._fetch(announcement) if kept is None else Path()
         reservation = self._reservation()
         try:
@@ -435,6 +414,8 @@ class Participation:
 
     async def _sit_out_in_time(self, error: Exception) -> None:
         await self._answer_time()
+        if self.rehearsal is not None:
+            self._services.unready(self._resolved.id, self.rehearsal)
         self._sit_out(spoken(error))
 
     def _sit_out(self, code: str) -> None:

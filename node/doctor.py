@@ -33,6 +33,7 @@ def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
     if study is not None:
         yield "policy", lambda: _policy(file, study)
         yield "approval", lambda: _approval(file, study)
+        yield "training", lambda: _training(file, study)
 
 
 def _name(file: NodeFile) -> str:
@@ -84,6 +85,22 @@ def _approval(file: NodeFile, path: Path) -> str:
     except RefusedError as error:
         raise DoubtError(error.message, advice=error.hint) from None
     return f"{study.study.name} {study.id} is approved"
+
+
+def _training(file: NodeFile, path: Path) -> str:
+    """What a round would do before it fetches a model: load the data, train on one batch."""
+    from node.training.trainer import try_out  # torch: not needed for anything else here
+
+    study = Study.read(path)
+    Policy(file, file.credential().certificate).check_task(study)
+    study = study.completed()
+    dataset = file.datasets.get(study.task.dataset_id)
+    if dataset is None:
+        raise DataError(
+            f"there is no [datasets.{study.task.dataset_id}] here",
+            advice=f"add it, with the path of this site's data for the task {study.task.name!r}",
+        )
+    return try_out(study, dataset, folder=file.path(""), device=file.node.device)
 
 
 if __name__ == "__main__":

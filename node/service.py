@@ -9,17 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from node.attempt import Participation, SiteServices
+from node.attempt import Participation
 from node.comparisons import ComparisonBook
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
 from node.past import PastSums
 from node.policy import Policy
+from node.repair import Repairs
 from node.session import Session
+from node.site_services import SiteServices
 from node.store import NodeStore, StudyStore
 from node.training.executor import Executor
+from node.training.jobs import Job
 from node.training.seeds import secret_seed, simulated_seed
-from secure_fl.errors import CertificateError, SecureFLError, StorageError
+from secure_fl.errors import CertificateError, NotReadyError, SecureFLError, StorageError
 from secure_fl.files import write_atomically
 from secure_fl.identity.certificates import utc_now
 from secure_fl.identity.member import Member
@@ -85,6 +88,7 @@ class Node:
         self._stopping = False
         self._said: asyncio.Queue[pb.CoordinatorMessage] = asyncio.Queue(SESSION_QUEUE)
         self._session = Session(connector, handler=self._said.put)
+        self._repairs = Repairs(executor, self._session.say)
         self._ending: dict[str, asyncio.Task[None]] = {}  # by study: what is left of attempts that are over
         ledger = Ledger(self._store.ledger, certificate=me, key=credential.signing_key)
         self._services = SiteServices(
@@ -102,6 +106,7 @@ class Node:
             past=PastSums(self._store.folder / "openings.json"),
             randomness=self._randomness,
             training_seed=self._training_seed,
+            unready=self._step_back,
             listener=listener,
         )
 
@@ -120,6 +125,7 @@ class Node:
             await asyncio.gather(*work, return_exceptions=True)
             for joined in self._studies.values():
                 await _cancel(joined)
+            await self._repairs.close()
             if self._ending:
                 await asyncio.wait(list(self._ending.values()))
             await self._executor.close()
@@ -185,7 +191,9 @@ class Node:
         else:
             # Offered again after a broken link: a round under way goes on.
             self._studies.setdefault(study_id, joined)
-            answer = pb.StudyAnswer(accepted=True)
+            # Unless something has to be repaired here first: it has been said, and perhaps lost with the link.
+            waits = self._repairs.under_way(study_id)
+            answer = pb.StudyAnswer(accepted=not waits, refusal=NotReadyError.code if waits else "")
             self._cramped.discard(study_id)
         self._session.say(pb.NodeMessage(study_id=study_id, study_answer=answer))
 
@@ -265,6 +273,7 @@ class Node:
     async def _close_study(self, study_id: str, closed: pb.StudyClosed) -> None:
         log.info("study %s is %s", study_id[:12], "finished" if closed.finished else f"aborted ({closed.reason})")
         joined = self._studies.pop(study_id, None)
+        self._repairs.forget(study_id)
         if joined is not None:
             self._end(study_id, joined, partial(joined.store.leave, rounds=joined.resolved.study.study.rounds))
         if self._until_done and not self._studies:
@@ -286,6 +295,11 @@ class Node:
                 log.warning("what was remembered of an attempt cannot be erased (%s)", error.strerror)
 
         self._ending[study_id] = asyncio.create_task(end())
+
+    def _step_back(self, study_id: str, rehearsal: Job) -> None:
+        # A simulation has nobody who could repair anything while it runs: there it sits out, and the study may fail.
+        if self._file.simulation is None:
+            self._repairs.needed(study_id, rehearsal)
 
     def _training_seed(self, resolved: ResolvedStudy, number: int) -> int:
         if self._file.simulation is None:

@@ -21,7 +21,7 @@ from secure_fl import tasks
 from secure_fl.blocks import Blocks, Layout, Vector
 from secure_fl.checkpoints import load_arrays, save_arrays
 from secure_fl.encoding.metrics import SiteMetrics
-from secure_fl.errors import LayoutMismatchError, SecureFLError, TrainingError
+from secure_fl.errors import DataError, LayoutMismatchError, SecureFLError, TrainingError
 from secure_fl.files import write_atomically
 from secure_fl.results import traces
 from secure_fl.rounds import RoundKind
@@ -103,8 +103,12 @@ class Trainer:
         loaded, key = self._load(job), _key(job)
         _require_layout(loaded, layout_from_json(job.layout))
         if key not in self._rehearsed:
-            site = _site_without(job, loaded)
-            log.info("%s", rehearse(site))
+            site = _site_without(loaded, seed=job.seed, device=job.device)
+            try:
+                log.info("%s", rehearse(site))
+            except Exception:
+                del self._loaded[key]  # What is wrong with the data may be repaired in their file.
+                raise
             self._rehearsed[key] = Result(samples=site.samples, metrics=SiteMetrics())
         return self._rehearsed[key]
 
@@ -112,11 +116,29 @@ class Trainer:
         key = _key(job)
         if key not in self._loaded:
             study = Study.from_canonical(Path(job.study).read_bytes())
-            task = tasks.create(study.task.name, study.task.settings)
-            with seeded(study.study.seed):
-                layout = layout_of(task, task.model())
-            self._loaded[key] = _Loaded(study, study.make_strategy(), task, task.load(_source(job)), layout)
+            self._loaded[key] = _load(study, DatasetSection.parse(job.dataset), Path(job.folder))
         return self._loaded[key]
+
+
+def try_out(study: Study, dataset: DatasetSection, *, folder: Path, device: str) -> str:
+    """Rehearse a study without a node; returns what was found. Raises `DataError` where the task's own code fails."""
+    try:
+        loaded = _load(study, dataset, folder)
+        return rehearse(_site_without(loaded, seed=study.study.seed, device=device))
+    except SecureFLError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"the task {study.task.name!r} fails on these data ({type(error).__name__}: {error})",
+            advice="compare the shapes and types of the data with what the task expects (docs/tasks.md)",
+        ) from error
+
+
+def _load(study: Study, dataset: DatasetSection, folder: Path) -> _Loaded:
+    task = tasks.create(study.task.name, study.task.settings)
+    with seeded(study.study.seed):
+        layout = layout_of(task, task.model())
+    return _Loaded(study, study.make_strategy(), task, task.load(_source(dataset, folder)), layout)
 
 
 def _key(job: Job) -> _Key:
@@ -131,7 +153,7 @@ def _require_layout(loaded: _Loaded, layout: Layout) -> None:
         raise LayoutMismatchError("the coordinator's model has other reserved blocks than the strategy's")
 
 
-def _site_without(job: Job, loaded: _Loaded) -> Site:
+def _site_without(loaded: _Loaded, *, seed: int, device: str) -> Site:
     """The site before it has received anything."""
     return Site(
         task=loaded.task,
@@ -141,8 +163,8 @@ def _site_without(job: Job, loaded: _Loaded) -> Site:
         received={},
         personal={},
         combination={},
-        seed=job.seed,
-        device=job.device,
+        seed=seed,
+        device=device,
     )
 
 
@@ -173,12 +195,11 @@ def _kept(path: str) -> Blocks:
     return load_arrays(Path(path)) if path else {}
 
 
-def _source(job: Job) -> Source:
-    section = DatasetSection.parse(job.dataset)
+def _source(section: DatasetSection, folder: Path) -> Source:
     share: Share | None = None
     if (part := section.share) is not None:
         share = Share(index=part.index, of=part.of, partition=part.partition, seed=part.seed)
-    path = Path(job.folder) / section.path if section.path else None
+    path = folder / section.path if section.path else None
     return Source(path=path, format=section.format or None, share=share)
 
 

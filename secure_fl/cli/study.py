@@ -55,7 +55,7 @@ learning_rate = 0.05
 kind = "{protection}"{warning}
 colluders = 1              # how many sites may work together with the coordinator
 # bits = 16                # fixed-point width of every value; without it what suits the protection
-clip = 1.0                 # largest change of a parameter in one round
+# clip = 1.0               # largest change of a parameter in one round; without it what suits the task
 # min_cohort = 3           # contributors behind anything opened; at least max(3, colluders + 2)
 # reference_samples = 1000 # weigh sites by min(1, samples / this); without it every site counts the same
 

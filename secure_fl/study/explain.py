@@ -126,7 +126,7 @@ def _encoding(study: Study, kind: RequestKind, *, blocks: bool) -> tuple[str, ..
     if not blocks:
         return ()
     return (
-        f"Every coordinate is clipped to ±{study.protection.clip:g}, weighted, and rounded to "
+        f"Every coordinate is clipped to ±{study.codec().clip:g}, weighted, and rounded to "
         f"{study.protection.bits} bits before it is protected.",
         _weights(study) if kind is RequestKind.SUM else "Each site decides how much every other counts for it.",
     )

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 STUDY_VERSION = 3  # 1 had settings of single protections beside those all have; 2 no initial model and no circles
 
+DEFAULT_CLIP = 1.0  # of a task that names none, and of a study that was not completed
+
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -118,7 +120,7 @@ class ProtectionSection(_WithSettings):
     colluders: int = Field(1, ge=0, le=limits.NODES)
     min_cohort: int | None = Field(None, ge=3, le=limits.NODES)
     bits: int = Field(16, ge=4, le=24)  # without a word, what suits the protection
-    clip: float = Field(1.0, gt=0)
+    clip: float | None = Field(None, gt=0, allow_inf_nan=False)  # `completed` writes what suits the task
     reference_samples: int | None = Field(None, ge=1)
     # Which sites' updates are only ever opened together; "auto" divides the roster by name.
     circles: Literal["auto"] | tuple[tuple[str, ...], ...] = "auto"
@@ -256,13 +258,14 @@ class Study(Settings):
 
         task, strategy = tasks.create(self.task.name, self.task.settings), self.make_strategy()
         protection = self.make_protection()
+        own = {"settings": _written_out(protection.settings), "clip": self.protection.clip or task.clip}
         initial = self.study.initial or self._outline(task, strategy).digest.hex()
         return self.model_copy(
             update={
                 "study": self.study.model_copy(update={"initial": initial}),
                 "task": self.task.model_copy(update={"settings": _written_out(task.settings)}),
                 "strategy": self.strategy.model_copy(update={"settings": _written_out(strategy.settings)}),
-                "protection": self.protection.model_copy(update={"settings": _written_out(protection.settings)}),
+                "protection": self.protection.model_copy(update=own),
             }
         )
 
@@ -322,7 +325,8 @@ class Study(Settings):
 
     def codec(self) -> FixedPoint:
         """The fixed-point grid of the study."""
-        return FixedPoint(bits=self.protection.bits, clip=self.protection.clip)
+        clip = self.protection.clip
+        return FixedPoint(bits=self.protection.bits, clip=DEFAULT_CLIP if clip is None else clip)
 
     def make_strategy(self) -> Strategy:
         """The strategy, with its settings validated."""

@@ -122,6 +122,9 @@ class Task(ABC):
 
     kind: ClassVar[Literal["classification", "regression"]]
     Settings: ClassVar[type[TaskSettings]] = TaskSettings
+    # The largest change of a parameter in a round, where a study names none: as small as it can be with less than a
+    # thousandth of an update beyond it. It is also how far a coordinator could move the model in a round.
+    clip: ClassVar[float] = 1.0
 
     settings: TaskSettings
 

@@ -55,6 +55,7 @@ class Sine(Task):
 
     kind = "regression"
     Settings = SineSettings
+    clip = 0.25
     settings: SineSettings
 
     def model(self) -> nn.Module:

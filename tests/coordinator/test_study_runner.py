@@ -12,13 +12,15 @@ import pytest
 
 from coordinator.attempt import AttemptRunner
 from coordinator.service import Coordinator
-from node.training.jobs import Job, Result
+from node.training.jobs import Job, Result, layout_from_json
 from secure_fl import strategies
 from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Blocks, Layout
+from secure_fl.checkpoints import save_arrays
 from secure_fl.errors import ConflictingUploadError, LateMessageError, TrainingError
 from secure_fl.privacy.ledger import read_ledger
 from secure_fl.results.record import StudyRecord
+from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.strategies.base import Combine, Request, Strategy
 from secure_fl.transport.local import LocalLink
@@ -353,3 +355,33 @@ def test_under_masks_a_site_is_charged_for_what_carries_its_update_and_not_befor
         {"protection": {"kind": "masked"}, "rounds": {"deadline": 10, "phase_deadline": 1.5, "gather": 2}},
         scenario,
     )
+
+
+class Wide(FakeTraining):
+    """An update of which so many values are beyond the clip."""
+
+    def __init__(self, beyond: int) -> None:
+        super().__init__()
+        self.beyond = beyond
+
+    async def run(self, job: Job) -> Result:
+        result = await super().run(job)
+        if job.kind is RoundKind.TRAIN:
+            layout = layout_from_json(job.layout)
+            update = {shape.name: np.zeros(shape.size, "<f4") for shape in layout}
+            update[layout.names[0]][: self.beyond] = 1.5
+            save_arrays(Path(job.update_to), update)
+        return result
+
+
+@pytest.mark.parametrize(("beyond", "told"), [(17, False), (18, True)])
+def test_a_site_hears_of_its_clip_from_a_thousandth_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, beyond: int, told: bool
+) -> None:
+    async def scenario(fed: Federation) -> None:
+        start_all(fed, {"site-01": Wide(beyond)})
+        record = await finish(fed)
+        assert record.shared_parameters == 17_258
+        assert ("raise protection.clip" in caplog.text) is told
+
+    play(tmp_path, {}, scenario)

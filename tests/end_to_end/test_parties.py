@@ -130,7 +130,7 @@ def test_a_full_disk_at_a_node_makes_it_sit_out(tmp_path: Path) -> None:
         record = fed.finish()
         assert record.outcome == "finished"
         node = next(node for node in record.rounds[0].nodes if node.name == fed.names[0])
-        assert (node.outcome, node.reason) == ("sat out", "Storage")
+        assert (node.outcome, node.reason) == ("sat out", "NotReady")
         assert "cannot be stored" in fed.log(fed.names[0])
         assert "Traceback" not in fed.log(fed.names[0])
 

@@ -186,7 +186,7 @@ def test_a_sites_disk_is_full_for_a_round_and_the_site_comes_back(tmp_path: Path
         await fed.close()
         assert record is not None
         reasons = {next(n.reason for n in round_.nodes if n.name == site) for round_ in record.rounds}
-        assert reasons == {"", "Storage"}
+        assert reasons == {"", "NotReady"}
         assert site in record.rounds[-1].cohort
         assert ending(fed).lost == 0
         list(read_ledger(fed.workspace.node_folder(site) / "ledger.jsonl"))

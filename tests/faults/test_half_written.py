@@ -264,7 +264,7 @@ def test_a_half_written_cursor_makes_its_site_sit_out_and_says_why(
         record = await resumed(fed)
         assert record is not None
         nodes = [next(node for node in round_.nodes if node.name == site) for round_ in record.rounds]
-        assert [(node.outcome, node.reason) for node in nodes[1:]] == [("sat out", "Storage")] * 2
+        assert [(node.outcome, node.reason) for node in nodes[1:]] == [("sat out", "NotReady")] * 2
         # Which attempts it took part in is not known any more, so it must not guess.
         assert cursor.read_bytes() == damaged
         assert "cursor.json" in caplog.text
@@ -361,7 +361,7 @@ def test_half_a_safetensors_file_is_a_typed_error_and_costs_its_site_the_round_o
         await fed.close()
         assert record is not None
         first = next(node for node in record.rounds[0].nodes if node.name == site)
-        assert (first.outcome, first.reason) == ("sat out", "Storage")
+        assert (first.outcome, first.reason) == ("sat out", "NotReady")
         assert record.rounds[1].cohort == fed.names
 
     play(tmp_path, scenario)

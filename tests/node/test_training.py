@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from node.training.jobs import Job, Result, layout_to_json
+from node.training.rehearsal import rehearse
 from node.training.trainer import Trainer
 from secure_fl import strategies, tasks
 from secure_fl.blocks import Blocks, BlockShape, Layout, TensorShape
 from secure_fl.checkpoints import load_arrays
-from secure_fl.errors import LayoutMismatchError
+from secure_fl.errors import DataError, LayoutMismatchError
 from secure_fl.files import write_atomically
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.base import SHIPPED_TENSOR
 from secure_fl.strategies.fedavg import FedAvg
 from secure_fl.strategies.site import Site
+from secure_fl.strategies.training import LocalTraining
 from secure_fl.study.settings import Study
+from secure_fl.tasks.base import Source
 from secure_fl.tasks.model_blocks import initial_blocks
+from tests.support.task import Line, LineSettings
 
 
 class Contrary(FedAvg):
@@ -61,6 +67,21 @@ class Stumbling(FedAvg):
         site.personal = {"head": np.ones(3, np.float32)}
         int(np.nan)
         raise AssertionError
+
+
+class Tiny(FedAvg):
+    """Looks at what becomes of a product that only a denormal number could hold."""
+
+    name = "tiny"
+    products: ClassVar[list[float]] = []
+
+    def fit(self, site: Site) -> Blocks:
+        self.products.append(product())
+        return super().fit(site)
+
+
+def product() -> float:
+    return float((torch.full((64,), 1e-30) * torch.full((64,), 1e-10)).max())
 
 
 class Curious(FedAvg):
@@ -142,3 +163,32 @@ def test_reserved_blocks_are_those_of_the_strategy_or_nothing_is_trained(
     with pytest.raises(LayoutMismatchError, match="reserved blocks"):
         execute(tmp_path, strategy, ship=ship)
     assert not (tmp_path / "update").exists()
+
+
+def test_denormal_numbers_are_flushed_in_training_and_nowhere_else(tmp_path: Path) -> None:
+    """They take many times as long: the pace of training would tell what it computes."""
+    execute(tmp_path, "tiny")
+    assert Tiny.products == [0.0]
+    assert product() > 0
+
+
+@pytest.mark.parametrize(("value", "said"), [(float("nan"), "3 of 80 training rows"), (1e30, "no finite loss")])
+def test_a_rehearsal_finds_data_that_no_model_can_be_trained_on(value: float, said: str) -> None:
+    made = Line(LineSettings())
+    data = made.load(Source())
+    data.train.inputs[2:5] = value
+    site = Site(
+        task=made, data=data, training=LocalTraining(batch_size=80), initial={}, received={}, personal={},
+        combination={}, seed=1,
+    )  # fmt: skip
+    with pytest.raises(DataError, match=said):
+        rehearse(site)
+
+
+def test_a_rehearsal_of_sound_data_says_what_it_found() -> None:
+    made = Line(LineSettings())
+    site = Site(
+        task=made, data=made.load(Source()), training=LocalTraining(), initial={}, received={}, personal={},
+        combination={}, seed=1,
+    )  # fmt: skip
+    assert rehearse(site) == "80 rows to train on, 20 to test on; one batch was trained"

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -287,3 +288,41 @@ def test_a_second_process_does_not_share_a_state_folder(running: Processes, site
         done = start()  # the one that runs holds it
     assert done.returncode == 6
     assert "another process works here" in done.stderr
+
+
+# --- a rehearsal ------------------------------------------------------------------------------------------------
+
+
+def with_data(running: Processes, site: Path, x: Any, y: Any) -> dict[str, Any]:
+    """What the doctor says of training on a site's own file."""
+    np.savez(site.parent / "ward.npz", x=x, y=y)
+    table = read_toml(site)
+    table["datasets"] = {"breast-cancer": {"path": "ward.npz"}}
+    edit(site, table)
+    return node_doctor(site, "--study", running.workspace.folder / "study.toml")[1]["training"]
+
+
+def test_a_batch_is_trained_before_anybody_asks(running: Processes, site: Path) -> None:
+    _, found = node_doctor(site, "--study", running.workspace.folder / "study.toml")
+    assert found["training"]["state"] == "ok", found["training"]
+    assert "one batch was trained" in found["training"]["message"]
+    rng = np.random.default_rng(1)
+    fine = with_data(running, site, rng.normal(size=(40, 30)).astype(np.float32), rng.integers(0, 2, 40))
+    assert fine["state"] == "ok", fine
+
+
+@pytest.mark.parametrize("trouble", ["NaN", "shape", "missing", "no data set"])
+def test_data_that_cannot_be_trained_on_are_found_with_their_fix(running: Processes, site: Path, trouble: str) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(40, 30)).astype(np.float32), rng.integers(0, 2, 40)
+    if trouble == "NaN":
+        x[3, 4] = np.nan
+    found = with_data(running, site, x[:, :29] if trouble == "shape" else x, y)
+    if trouble in ("missing", "no data set"):
+        table = read_toml(site)
+        table["datasets"] = {} if trouble == "no data set" else {"breast-cancer": {"path": "elsewhere.npz"}}
+        edit(site, table)
+        found = node_doctor(site, "--study", running.workspace.folder / "study.toml")[1]["training"]
+    assert found["state"] == "failed", found
+    expected = {"NaN": "missing or infinite", "shape": "29", "missing": "no such file", "no data set": "datasets"}
+    assert expected[trouble] in found["message"], found

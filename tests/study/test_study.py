@@ -320,3 +320,11 @@ def test_the_minimum_cohort_is_never_below_what_is_safe(
 def test_the_data_set_is_named_after_the_task_unless_the_study_says_otherwise() -> None:
     assert study().task.dataset_id == "digits"
     assert study(task={"dataset": "ward-7"}).task.dataset_id == "ward-7"
+
+
+def test_a_study_without_a_clip_gets_the_one_that_suits_its_task() -> None:
+    assert study().completed().protection.clip == 1.0
+    assert study(task={"name": "sine"}).completed().protection.clip == 0.25
+    assert study(task={"name": "sine"}, protection={"clip": 2.0}).completed().codec().clip == 2.0
+    assert study(task={"name": "sine"}).completed().codec().clip == 0.25
+    assert study().codec().clip == 1.0

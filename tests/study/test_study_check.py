@@ -164,7 +164,7 @@ def test_a_row_that_can_never_be_wide_enough_is_refused() -> None:
 
 
 def test_a_combine_survives_as_many_dropouts_fewer_as_may_collude() -> None:
-    ten = study(10, strategy={"name": "fedamp"}, protection={"kind": "sealed"})
+    ten = study(10, strategy={"name": "fedamp"}, protection={"kind": "sealed", "recovery": True})
     assert (ten.spare(RequestKind.SUM, 10), ten.spare(RequestKind.COMBINE, 10)) == (4, 3)
     assert ten.spare(RequestKind.COMBINE, 4) == 0
     plain = study(10, strategy={"name": "fedamp"}, protection={"kind": "none"})

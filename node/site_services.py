@@ -1,0 +1,37 @@
+"""What an attempt uses of the node it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.comparisons import ComparisonBook
+from node.config import NodeFile
+from node.events import NodeListener, ignore
+from node.policy import Policy
+from node.session import Session
+from node.training.executor import Executor
+from node.training.jobs import Job
+from secure_fl.identity.member import Member
+from secure_fl.privacy.accountant import Accountant
+from secure_fl.protect.past import Past
+from secure_fl.randomness import Randomness
+from secure_fl.study.resolved import ResolvedStudy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteServices:
+    """What an attempt uses of the node it runs in, and does not own."""
+
+    file: NodeFile
+    me: Member
+    policy: Policy
+    accountant: Accountant
+    executor: Executor
+    comparisons: ComparisonBook
+    session: Session
+    past: Past  # the sums that the site was part of, over all studies
+    randomness: Callable[..., Randomness]  # a fresh source for one attempt
+    training_seed: Callable[[ResolvedStudy, int], int]  # of a round
+    unready: Callable[[str, Job], None]  # a study whose rehearsal failed
+    listener: NodeListener = ignore
