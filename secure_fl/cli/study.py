@@ -56,7 +56,10 @@ kind = "{protection}"{warning}
 colluders = 1              # how many sites may work together with the coordinator
 # bits = 16                # fixed-point width of every value; without it what suits the protection
 # clip = 1.0               # largest change of a parameter in one round; without it what suits the task
-# min_cohort = 3           # contributors behind anything opened; at least max(3, colluders + 2)
+# circles = "auto"         # or a list of lists of sites: whose updates are only ever opened together
+# recovery = false         # true: a sum of whoever is left, which tells on whoever left; each site has to agree
+# robust = "none"          # trimmed | median: a mean over circles that few lying sites hardly move
+# min_cohort = 3           # sites of a circle, and contributors behind anything opened; at least max(3, colluders + 2)
 # reference_samples = 1000 # weigh sites by min(1, samples / this); without it every site counts the same
 
 [rounds]
