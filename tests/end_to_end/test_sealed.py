@@ -11,7 +11,9 @@ from secure_fl import tasks
 from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Layout, Vector
 from secure_fl.checkpoints import load_arrays
-from secure_fl.protect.release.combinations import row_total, servable, whole_weights
+from secure_fl.protect.release.combinations import row_total, servable
+from secure_fl.protect.release.levels import passing_row
+from secure_fl.protect.release.sketch import in_units, sketch, squared_distance
 from secure_fl.protect.sealed.terms import Terms
 from secure_fl.results.record import StudyRecord
 from secure_fl.tasks.model_blocks import initial_blocks
@@ -22,7 +24,7 @@ from tests.support.training import features
 
 SETTINGS = {
     "study": {"rounds": 1},
-    "strategy": {"name": "fedamp"},
+    "strategy": {"name": "fedamp", "more_comparisons": True},  # The test's model is too small to be compared otherwise.
     "protection": {"kind": "sealed"},
     "metrics": {"share": "none"},
 }
@@ -78,12 +80,14 @@ def check_combinations(fed: Processes, record: StudyRecord, folder: Path) -> set
 
 
 def wanted_rows(fed: Processes, uploaded: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    """The rows that the strategy makes of the distances between what the test's training calls features."""
+    """The rows that the strategy makes of the distances between sketches of what the test's training calls features."""
     strategy = fed.workspace.study.make_strategy()
+    drawn = {name: sketch(features(name)) for name in uploaded}
     rows = {}
     for me in uploaded:
-        squared = {peer: float(((features(me) - features(peer)) ** 2).sum()) for peer in uploaded}
-        rows[me] = whole_weights(strategy.attend(me, squared), row_total(len(fed.names)))
+        squared = {peer: in_units(squared_distance(drawn[me], other)) for peer, other in drawn.items()}
+        total = row_total(len(fed.names))
+        rows[me] = passing_row(strategy.attend(me, squared), total, me=me, uploaded=uploaded, colluders=1)
     assert servable(rows, nodes=uploaded, colluders=1).keys() == rows.keys()
     return rows
 
