@@ -105,6 +105,7 @@ class _Progress:
     circle: Circle
     attempt: AttemptRunner | None = None  # under way, or the one that opened
     opened: bool = False
+    alone_since: float | None = None  # since when a member has been gone from the attempt under way
     tried: int = 0
     reason: str = ""  # why the last attempt failed
 
@@ -177,7 +178,12 @@ class CirclesRound:
         if progress.opened or now > deadline:
             return False
         if progress.attempt is not None:
-            return True
+            if not progress.attempt.vanished:
+                progress.alone_since = None
+                return True
+            if progress.alone_since is None:
+                progress.alone_since = now
+            return now < progress.alone_since + self._limits.gather
         if missing := gathering.missing(progress.circle):
             return now < started + self._limits.gather and not missing <= gathering.given_up
         return progress.tried < self._limits.attempts

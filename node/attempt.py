@@ -16,31 +16,27 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
-from node.combining import Combining
-from node.comparisons import SiteComparisons, data_key
 from node.encoding import encode
 from node.events import AnswerSent, Fetched, RoundDone, SatOut, Trained
+from node.giving import Giving
 from node.kept import KeptUpdate
 from node.models import VerifiedModels
 from node.reasons import spoken
 from node.site_services import SiteServices
 from node.store import AttemptMemory, StudyStore
-from node.training.jobs import FEATURES, Job, Result
+from node.training.jobs import Job, Result
 from node.training.orders import make_job
 from node.uploads import release, signed_header
 from secure_fl import logs
-from secure_fl.aggregation import RequestKind
-from secure_fl.checkpoints import open_arrays, save_arrays
+from secure_fl.checkpoints import save_arrays
 from secure_fl.encoding.integers import Integers
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.encoding.update import decode_sums
 from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
 from secure_fl.privacy.accountant import Reservation
-from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, node_half
-from secure_fl.protect.contract import Contribution, Message, NodeHalf, RoundContext
-from secure_fl.protect.release.comparisons import MORE, allowed
-from secure_fl.protect.release.sketch import sketch
+from secure_fl.protect.combining import CombiningNodeHalf
+from secure_fl.protect.contract import Message, NodeHalf, RoundContext
 from secure_fl.randomness import KeyStream, Randomness
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
@@ -80,7 +76,6 @@ class Participation:
         self._announced = {announcement.phase}
         self._asked: asyncio.Queue[pb.PhaseAnnouncement] = asyncio.Queue()
         self._timeout: asyncio.Timeout | None = None
-        self._features = 0
         self._reserved = False
         self._charged = False
         self._refusal = ""
@@ -175,7 +170,7 @@ class Participation:
             raise RestartedError("this node has no memory of the round's earlier phases")
         self._store.require_under_way(*self.key)
         context = self._context()
-        return self._half(context, self._contribution(context, {}, WEIGHT_UNITS))
+        return self._half(context, {}, WEIGHT_UNITS)
 
     def _check(self, announcement: pb.PhaseAnnouncement) -> None:
         """2. Check the announcement against the approved study, the site's policy, and what was announced before."""
@@ -262,43 +257,14 @@ class Participation:
 
     def _encoded_half(self, kept: KeptUpdate) -> NodeHalf:
         context = self._context()
-        sketched: Integers | None = None
-        if context.compares:
-            with open_arrays(self._store.kept_features(self._first.round)) as features:
-                self._features = features[FEATURES].size
-                sketched = sketch(features[FEATURES])
-        return self._half(context, self._contribution(context, dict(kept.blocks), kept.weight, sketched))
+        features = self._store.kept_features(self._first.round) if context.compares else None
+        return self._half(context, dict(kept.blocks), kept.weight, features)
 
-    def _contribution(
-        self, context: RoundContext, blocks: dict[str, Integers], weight: int, sketched: Integers | None = None
-    ) -> Contribution:
-        """For a combine also how this site weighs others."""
-        if context.kind is RequestKind.SUM:
-            return Contribution(blocks=blocks, weight=weight)
-        combining = Combining(self._services.me.name, self._resolved.strategy, self._store, context)
-        return CombineContribution(blocks=blocks, weight=weight, attend=combining.attend, sketch=sketched)
-
-    def _half(self, context: RoundContext, contribution: Contribution) -> NodeHalf:
-        memory = self._memory()
-        host = CombineHost(
-            me=self._services.me,
-            randomness=self._randomness("protect"),
-            memory=memory,
-            history=memory,
-            past=self._services.past,
-            exceptions=frozenset(self._services.file.policy.exceptions),
-            comparisons=self._comparisons(),
-        )
-        return node_half(self._protection, context, contribution, host)
-
-    def _comparisons(self) -> SiteComparisons:
-        file, study = self._services.file, self._study
-        return SiteComparisons(
-            book=self._services.comparisons,
-            data=data_key(file.datasets[study.task.dataset_id], file.path("")),
-            roster=study.study.roster,
-            limit=None if MORE in study.exceptions else allowed(self._features),
-        )
+    def _half(
+        self, context: RoundContext, blocks: dict[str, Integers], weight: int, features: Path | None = None
+    ) -> NodeHalf:
+        giving = Giving(self._services, self._resolved, self._store, context)
+        return giving.half(blocks, weight, features, randomness=self._randomness("protect"), memory=self._memory())
 
     async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:
         """8.–10. Phase by phase: let the protection answer, charge the site, send."""

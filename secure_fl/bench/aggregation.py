@@ -153,6 +153,11 @@ class Aggregation:
         circles: Sequence[tuple[str, ...]] = [tuple(self._members)]
         if self._kind is RequestKind.SUM and not recovery:
             circles = divide(self._members, colluders=_COLLUDERS)
+            if all(self._gone.intersection(circle) for circle in circles):
+                raise UsageError(
+                    "no circle is complete with these dropouts",
+                    advice="more --nodes, fewer --dropouts, or a protection with '+recovery'",
+                )
         contexts = [self._context(protection, circle, whole=not recovery) for circle in circles]
         runs = []
         for _ in range(repeat):
@@ -348,7 +353,7 @@ class _Run:
                     if isinstance(now, Ask):
                         now.messages[answer.node]  # what it forms to ask this
                     half.accept(answer.node, answer.message, answer.bulk)
-                if self._cohort:
+                if self._cohort or phase is not self._answers[-1]:  # A circle that is not complete stays as it is.
                     now = half.close()
             return tracemalloc.get_traced_memory()[1]
         finally:

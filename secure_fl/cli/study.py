@@ -135,14 +135,20 @@ def check(
         write_atomically(write, tomli_w.dumps(study.to_table()).encode())
     taking_part = sites or study.simulation.nodes
     spare = study.spare(RequestKind.SUM, taking_part)
+    circles = [len(circle) for circle in study.circles(study.study.roster or [f"{n:04d}" for n in range(taking_part)])]
     facts: dict[str, Any] = {
         "study": study.study.name, "id": study.id, "sites": sites, "valid": True, "dropouts_tolerated": spare,
+        "circles": circles,
     }  # fmt: skip
     if as_json:
         typer.echo(json.dumps(facts))
         return
     typer.echo(f"{path}: valid; hash {study.id}")
-    if spare:
+    if circles:
+        sizes = " and ".join(map(str, circles)) if len(circles) < 4 else f"{min(circles)} to {max(circles)}"
+        several = "s" if len(circles) > 1 else ""
+        typer.echo(f"{len(circles)} circle{several} of {sizes} sites; a circle opens when all of it is there")
+    elif spare:
         typer.echo(f"of {taking_part} sites {spare} may drop out of a round")
     else:
         typer.echo(f"no dropout is tolerated: all {taking_part} sites have to stay to the end of every round")

@@ -21,7 +21,6 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Protocol
 
 from secure_fl import logs
-from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError, StudyAbortedError
 from secure_fl.events import CoordinatorFailed, Event, Listener, Listening, NodeDied, from_json
 from secure_fl.simulation.forks import Forked, Forks
@@ -199,7 +198,7 @@ class _Watch:
         if code == 0 or coordinator.returncode is not None:
             return
         self._listener(NodeDied(node=name, exit_code=code))
-        if len(self._alive) < self._workspace.study.min_cohort(RequestKind.SUM):
+        if not self._workspace.study.can_go_on(self._alive):
             log = self._workspace.node_folder(name) / "node.log"
             self.reason = StudyAbortedError(
                 f"{name} left with exit code {code} and too few sites remain: {last_complaint(log, '')}",

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
 from secure_fl.events import CoordinatorFailed, Event, Listener, Refused, SatOut, StudyFailed
 from secure_fl.files import write_atomically
@@ -102,7 +101,7 @@ class _Troubles:
                 self._nodes[node] = reason
             case Refused(node=node, reason=reason):
                 self._nodes[node] = reason
-                if len(study.study.roster) - len(self._nodes) < study.min_cohort(RequestKind.SUM):
+                if not study.can_go_on(study.study.roster.keys() - self._nodes.keys()):
                     raise self.explain()
             case StudyFailed() | CoordinatorFailed() if self._failure is None:
                 self._failure = rebuild(event.code, event.message, advice=event.hint)

@@ -313,6 +313,13 @@ class Study(Settings):
         circles = self.circles() if kind is RequestKind.SUM else ()
         return max(least, min(map(len, circles), default=0))
 
+    def can_go_on(self, sites: Collection[str]) -> bool:
+        """Whether anything can still be opened with these sites alone: a whole circle, or enough for a cohort."""
+        there = set(sites)
+        if circles := self.circles():
+            return any(there.issuperset(circle) for circle in circles)
+        return len(there) >= self.min_cohort(RequestKind.SUM)
+
     def spare(self, kind: RequestKind, sites: int) -> int:
         """How many of `sites` may drop out of a round without voiding it; in circles, none of a circle."""
         if kind is RequestKind.SUM and not self.protection.recovery:

@@ -28,8 +28,8 @@ def bench(*arguments: str) -> dict[str, Any]:
 
 
 def test_the_contract() -> None:
-    told = bench("--nodes", "5", "--parameters", "20000", "--dropouts", "1", "--repeat", "2")
-    assert (told["nodes"], told["parameters"], told["dropouts"]) == (5, 20000, 1)
+    told = bench("--nodes", "9", "--parameters", "20000", "--dropouts", "1", "--repeat", "2")
+    assert (told["nodes"], told["parameters"], told["dropouts"]) == (9, 20000, 1)
     assert told["protections"].keys() >= {"none", "masked", "sealed"}  # and what other tests registered
     for figures in told["protections"].values():
         assert figures.keys() == FIELDS
@@ -51,6 +51,15 @@ def test_sixteen_bits_cost_less_than_three_bytes_a_parameter_and_memory_less_tha
 def test_too_many_dropouts_are_said_so(arguments: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="too few"):
         bench(*arguments, "--parameters", "10")
+
+
+def test_a_circle_that_lost_somebody_opens_nothing_and_recovery_does() -> None:
+    few = ("--nodes", "5", "--dropouts", "1", "--parameters", "10", "--repeat", "1")
+    with pytest.raises(UsageError, match="no circle is complete"):
+        bench(*few, "--protections", "masked")
+    assert bench(*few, "--protections", "masked+recovery")["protections"]["masked+recovery"]["exact"] is True
+    with pytest.raises(UsageError, match="recovery"):
+        bench(*few, "--protections", "masked+magic")
 
 
 def compare(folder: Path, *arguments: str) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path) -> None:
     assert study.study.name == "trial"
     result = invoke(app, ["study", "check", str(path), "--json"])
     assert json.loads(result.stdout) == {
-        "study": "trial", "id": study.id, "sites": 0, "valid": True, "dropouts_tolerated": 4,
+        "study": "trial", "id": study.id, "sites": 0, "valid": True, "dropouts_tolerated": 0,
+        "circles": [5, 5],
     }  # fmt: skip
 
 
@@ -107,7 +108,12 @@ def test_version() -> None:
 
 def test_a_study_whose_rounds_tolerate_no_dropout_says_so(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
-    path.write_text("[simulation]\nnodes = 3\n")
+    path.write_text("[simulation]\nnodes = 8\n")
+    assert (
+        "2 circles of 4 and 4 sites; a circle opens when all of it is there"
+        in invoke(app, ["study", "check", str(path)]).stdout
+    )
+    path.write_text("[protection]\nrecovery = true\n[simulation]\nnodes = 3\n")
     assert "no dropout is tolerated" in invoke(app, ["study", "check", str(path)]).stdout
-    path.write_text("[simulation]\nnodes = 4\n")
+    path.write_text("[protection]\nrecovery = true\n[simulation]\nnodes = 4\n")
     assert "of 4 sites 1 may drop out" in invoke(app, ["study", "check", str(path)]).stdout

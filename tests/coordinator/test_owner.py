@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ from tests.support.edge import Edge, at_the_edge
 MIGRATIONS = Path(coordinator.operations.__file__).parent / "migrations"
 
 
+@cache
 def study(seed: int = 1) -> Study:
-    return Study.parse({"study": {"rounds": 1, "seed": seed}, "task": {"name": "breast-cancer"}})
+    return Study.parse({"study": {"rounds": 1, "seed": seed}, "task": {"name": "breast-cancer"}}).completed()
 
 
 def test_another_operator_reads_a_study_but_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_a_stop_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypat
     commit = FaultyStore.commit_round
 
     def pausing(self: FaultyStore, *arguments: Any) -> None:
-        if entered.is_set() or arguments[0].number == 1:
+        if entered.is_set() or arguments[0][0].number == 1:
             commit(self, *arguments)
             return
         entered.set()

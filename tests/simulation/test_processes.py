@@ -93,7 +93,7 @@ def test_a_killed_training_process_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_killed_node_is_noticed_and_takes_its_training_along(tmp_path: Path) -> None:
-    with running(tmp_path / "out", "--rounds", "40") as run:
+    with running(tmp_path / "out", "--rounds", "40", "--set", "protection.recovery=true") as run:
         os.kill(run.named("fl-node")[0], signal.SIGKILL)
         run.until(lambda: len(run.named("fl-worker")) == 3, seconds=10)
         said, _ = run.process.communicate(timeout=120)

@@ -1,0 +1,73 @@
+"""What a node gives to the protection that runs in it: its integers, how it weighs others, and what it remembers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.combining import Combining
+from node.comparisons import SiteComparisons, data_key
+from node.site_services import SiteServices
+from node.store import AttemptMemory, StudyStore
+from node.training.jobs import FEATURES
+from secure_fl.aggregation import RequestKind
+from secure_fl.checkpoints import open_arrays
+from secure_fl.encoding.integers import Integers
+from secure_fl.protect.combining import CombineContribution, CombineHost, node_half
+from secure_fl.protect.contract import Contribution, NodeHalf, RoundContext
+from secure_fl.protect.release.comparisons import MORE, allowed
+from secure_fl.protect.release.sketch import sketch
+from secure_fl.randomness import Randomness
+from secure_fl.study.resolved import ResolvedStudy
+
+
+@dataclass(frozen=True, slots=True)
+class Giving:
+    """In one attempt."""
+
+    services: SiteServices
+    resolved: ResolvedStudy
+    store: StudyStore
+    context: RoundContext
+
+    def half(
+        self,
+        blocks: dict[str, Integers],
+        weight: int,
+        features: Path | None,
+        *,
+        randomness: Randomness,
+        memory: AttemptMemory,
+    ) -> NodeHalf:
+        """The protection's node half. With `features`, the file of what peers are compared by, in a round that does."""
+        sketched, size = None, 0
+        if features is not None:
+            with open_arrays(features) as kept:
+                sketched, size = sketch(kept[FEATURES]), kept[FEATURES].size
+        host = CombineHost(
+            me=self.services.me,
+            randomness=randomness,
+            memory=memory,
+            history=memory,
+            past=self.services.past,
+            exceptions=frozenset(self.services.file.policy.exceptions),
+            comparisons=self._comparisons(size),
+        )
+        contribution = self._contribution(blocks, weight, sketched)
+        return node_half(self.resolved.protection, self.context, contribution, host)
+
+    def _contribution(self, blocks: dict[str, Integers], weight: int, sketched: Integers | None) -> Contribution:
+        """For a combine also how this site weighs others."""
+        if self.context.kind is RequestKind.SUM:
+            return Contribution(blocks=blocks, weight=weight)
+        combining = Combining(self.services.me.name, self.resolved.strategy, self.store, self.context)
+        return CombineContribution(blocks=blocks, weight=weight, attend=combining.attend, sketch=sketched)
+
+    def _comparisons(self, features: int) -> SiteComparisons:
+        file, study = self.services.file, self.resolved.study
+        return SiteComparisons(
+            book=self.services.comparisons,
+            data=data_key(file.datasets[study.task.dataset_id], file.path("")),
+            roster=study.study.roster,
+            limit=None if MORE in study.exceptions else allowed(features),
+        )
