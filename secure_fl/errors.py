@@ -261,6 +261,13 @@ class TooFewCirclesError(CohortTooSmallError):
         RoundError.__init__(self, f"robust mean: {have} circles were opened, at least {need} are needed")
 
 
+class BlocksClosedError(RoundError):
+    """A study ended, and some blocks of its model were never opened."""
+
+    code = "BlocksClosed"
+    advice = "a circle shares the blocks that all its sites hold: see the report for which sites hold fewer"
+
+
 class StudyAbortedError(RoundError):
     """The study ended before its last round."""
 

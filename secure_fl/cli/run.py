@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from secure_fl.cli.progress import RunProgress, human
+from secure_fl.errors import BlocksClosedError
 from secure_fl.settings import set_dotted
 from secure_fl.study.settings import Study
 
@@ -78,6 +79,8 @@ def run(
         typer.echo(json.dumps(summary))
     else:
         _print(summary)
+    if (closed := summary["blocks_never_opened"]) and not parsed.make_strategy().partial:
+        raise BlocksClosedError(f"never opened, and as they were before the first round: {', '.join(closed)}")
 
 
 def _print(summary: dict[str, Any]) -> None:
@@ -120,6 +123,9 @@ def _print(summary: dict[str, Any]) -> None:
         console.print(f"{summary['combinations_opened']} of {possible} combinations were opened")
         if not summary["combinations_opened"]:
             console.print(f"[bold red]{NOTHING_COMBINED}[/]", soft_wrap=True)
+    if closed := summary["blocks_never_opened"]:
+        # Where sites share as much as they choose, nobody may have chosen a block: then it is as it should be.
+        console.print(f"[bold red]never opened, as they were at the start: {', '.join(closed)}[/]", soft_wrap=True)
     if summary["protection"] == "none":
         console.print("[bold red]protection 'none': the coordinator saw every update. For tests only.[/]")
     console.print(f"report: {summary['report']}", soft_wrap=True)

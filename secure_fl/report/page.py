@@ -108,6 +108,10 @@ def _banners(record: StudyRecord) -> str:
     if record.combined_nothing:
         text = "Every site has trained alone: sites selected too few peers, or the guard refused what they asked for."
         parts.append(("bad", "No combination was opened", text))
+    if record.blocks_never_opened:
+        names = escape(", ".join(record.blocks_never_opened))
+        text = f"{names}: no round had enough sites that share them. They are as they were before the first round."
+        parts.append(("bad", "Parts of the model were never trained together", text))
     if record.outcome == "running":
         parts.append(("", "Still running", "These are the rounds committed so far."))
     if record.left_out:

@@ -117,6 +117,12 @@ class StudyRecord:
         """Whether sites were to be combined, and never were: each of them has trained alone."""
         return bool(self.combinations_possible) and not self.combinations_opened
 
+    @property
+    def blocks_never_opened(self) -> tuple[str, ...]:
+        """Blocks that every training round kept closed: they are still what they were at the start."""
+        training = [set(entry.blocks_kept) for entry in self.rounds if entry.kind is RoundKind.TRAIN]
+        return tuple(sorted(set.intersection(*training))) if training else ()
+
     def save(self, path: Path) -> None:
         """Write as JSON, atomically."""
         write_atomically(path, json.dumps(asdict(self), indent=1).encode())

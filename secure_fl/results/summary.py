@@ -32,6 +32,7 @@ def summarise(record: StudyRecord, *, engine: str, seconds: float, report: str) 
         "bytes_down_per_node_round": _mean(node.bytes_down for node in taken),
         "combinations_opened": record.combinations_opened,
         "combinations_possible": record.combinations_possible,
+        "blocks_never_opened": list(record.blocks_never_opened),
         "nodes": nodes,
         "report": report,
     }

@@ -71,8 +71,9 @@ class Variant:
 
 
 def _node_crash(protection: str, phase: str) -> list[Variant]:
-    first = phase == PHASES[protection][0]
-    only = len(PHASES[protection]) == 1
+    # Whoever comes back to its circle is in the same round, whatever phase it missed.
+    first = phase == PHASES[protection][0] or protection == CIRCLES
+    only = len(PHASES[protection]) == 1 or protection == CIRCLES
     return [
         Variant(name="on the announcement", kill_node=f"announce:{phase}", unchanged=first),
         Variant(name="before the upload", kill_node=f"before:{phase}", unchanged=first),

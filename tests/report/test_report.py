@@ -368,6 +368,17 @@ def test_circles_are_named_with_the_rounds_they_were_closed_in() -> None:
     assert "Circles:" not in render(record, summary(record))
 
 
+def test_blocks_that_no_round_opened_are_said_at_the_top() -> None:
+    record = study(rounds=2)
+    kept = tuple(
+        replace(entry, blocks_kept=("cell-3",) if entry.kind is RoundKind.TRAIN else ()) for entry in record.rounds
+    )
+    page = render(replace(record, rounds=kept), summary(record))
+    assert "Parts of the model were never trained together" in page
+    once = (replace(kept[0], blocks_kept=()), *kept[1:])
+    assert "never trained together" not in render(replace(record, rounds=once), summary(record))
+
+
 def test_codes_become_words_and_equal_reasons_one_row() -> None:
     record = study(rounds=3, text="NonFiniteUpdate")
     late = replace(record.rounds[2].nodes[3], outcome="dropped", reason="LateMessage")
