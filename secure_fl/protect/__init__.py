@@ -50,7 +50,10 @@ def hiding() -> tuple[str, ...]:
     return tuple(name for name in _BUILT_IN if not describe(name).coordinator_sees_updates)
 
 
-def register(name: str, target: str) -> None:
-    """Add a protection as `module:attribute`. For code that runs in this process; a study cannot do this."""
+def register(name: str, target: str, *, recovering: str = "") -> None:
+    """Add a protection as `module:attribute`, with another one for recovery where it needs other messages for that.
+
+    For code that runs in this process; a study cannot do this.
+    """
     _BUILT_IN[name] = target
-    _RECOVERING.pop(name, None)
+    _RECOVERING[name] = recovering or target

@@ -276,7 +276,7 @@ def test_distances_count_until_sites_are_compared_again(
         compared.append(features)
         return sketch(features)
 
-    monkeypatch.setattr("node.attempt.sketch", counted)
+    monkeypatch.setattr("node.giving.sketch", counted)
     settings = {
         "study": {"rounds": 3},
         "strategy": {"name": "fedamp", "compare_every": 2, "comparisons": 2},

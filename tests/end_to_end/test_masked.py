@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load
 
 from node.training.jobs import Job, layout_to_json
@@ -20,7 +21,11 @@ from tests.support.training import FakeTraining
 
 
 def test_two_killed_before_the_upload_and_one_after_it(tmp_path: Path) -> None:
-    settings = {"study": {"rounds": 1}, "protection": {"kind": "masked"}, "metrics": {"share": "none"}}
+    settings = {
+        "study": {"rounds": 1},
+        "protection": {"kind": "masked", "recovery": True},
+        "metrics": {"share": "none"},
+    }
     with Processes(tmp_path / "run", settings, nodes=8) as fed:
         before, after = fed.names[1:3], fed.names[5]
         fed.start_coordinator()
@@ -38,6 +43,26 @@ def test_two_killed_before_the_upload_and_one_after_it(tmp_path: Path) -> None:
         survivors = tuple(name for name in fed.names if name not in before)
         assert record.rounds[0].cohort == survivors  # the one killed after its upload is in the sum
         check_model(fed, survivors, tmp_path)
+
+
+@pytest.mark.parametrize("phase", ["commit", "upload"])
+def test_a_site_of_a_circle_is_killed_and_comes_back(tmp_path: Path, phase: str) -> None:
+    """Ten processes in two circles of five: the killed one's circle opens in the same round, with the same integers."""
+    settings = {"study": {"rounds": 1}, "protection": {"kind": "masked"}, "metrics": {"share": "none"}}
+    with Processes(tmp_path / "run", settings, nodes=10) as fed:
+        victim, mark = fed.names[1], tmp_path / "paused"
+        fed.start_coordinator()
+        for name in fed.names:
+            pause = phase if name == victim else "never"
+            fed.start_node(name, SECURE_FL_TEST_PAUSE=pause, SECURE_FL_TEST_MARK=str(mark))
+        wait_for(mark)
+        fed.kill(victim)
+        fed.start_node(victim)
+        record = fed.finish(seconds=150)
+        assert record.outcome == "finished"
+        assert record.rounds[0].cohort == fed.names
+        assert [(len(circle.members), circle.attempts) for circle in record.rounds[0].circles] == [(5, 2), (5, 1)]
+        check_model(fed, fed.names, tmp_path)
 
 
 def check_model(fed: Processes, survivors: tuple[str, ...], folder: Path) -> None:

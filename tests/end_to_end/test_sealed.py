@@ -25,7 +25,7 @@ from tests.support.training import features
 SETTINGS = {
     "study": {"rounds": 1},
     "strategy": {"name": "fedamp", "more_comparisons": True},  # The test's model is too small to be compared otherwise.
-    "protection": {"kind": "sealed"},
+    "protection": {"kind": "sealed", "recovery": True},
     "metrics": {"share": "none"},
 }
 VICTIMS = {"upload": 1, "score": 2, "row": 3, "open": 4, "deliver": 5}

