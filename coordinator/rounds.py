@@ -25,7 +25,7 @@ from secure_fl.results.record import CircleRound
 from secure_fl.rounds import RoundKind
 from secure_fl.study.circles import Circle
 from secure_fl.study.resolved import ResolvedStudy
-from secure_fl.threads import in_thread
+from secure_fl.threads import in_thread_whole
 from secure_fl.transport.pace import deadline_seconds
 
 log = logging.getLogger(__name__)
@@ -121,6 +121,9 @@ class CirclesRound:
         self._circles = [_Progress(circle) for circle in resolved.circles_in(kind)]
         self._sums = CircleSums(resolved.codec, robust=resolved.study.protection.robust != "none")
         self._adding = asyncio.Lock()
+        protection = resolved.study.protection
+        robust = protection.robust != "none" and kind is RoundKind.TRAIN
+        self._fewest = 2 * protection.colluders + 1 if robust else 1  # circles without which there is no mean
         self._limits = resolved.study.rounds
 
     async def run(self, under_way: Sequence[Attempt]) -> RoundResult:
@@ -150,12 +153,12 @@ class CirclesRound:
             done, pending = await asyncio.wait(pending, timeout=_LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # A disk that failed, or whatever else is not the circle's own trouble.
-            some = any(progress.opened for progress in self._circles)
+            some = sum(progress.opened for progress in self._circles) >= self._fewest
             if some and not any(self._worth_waiting(progress, started, deadline) for progress in self._circles):
                 return
             if not some and loop.time() > patience:
                 raise StudyAbortedError(
-                    f"round {self._number}: no circle could be opened",
+                    f"round {self._number}: too few circles could be opened",
                     advice="see the log for why; sites that cannot take part say so in their own logs",
                 )
 
@@ -201,8 +204,8 @@ class CirclesRound:
             try:
                 opened = await progress.attempt.collect()
                 async with self._adding:
-                    await in_thread(self._sums.add, opened)
-                progress.opened, progress.reason = True, ""
+                    # Whole, also if the round ends just now: half a circle must not be in the model.
+                    await in_thread_whole(self._add, progress, opened)
                 return
             except (CohortTooSmallError, ProtectionError) as error:
                 progress.reason = error.code
@@ -211,6 +214,10 @@ class CirclesRound:
                 await services.attempts.void(failed.plan, error)
             # At once after a restart; a site that cannot take part is asked again less and less often.
             await asyncio.sleep(min(_LONGEST_PAUSE, 2.0 ** (progress.tried - 2)) if progress.tried > 1 else 0)
+
+    def _add(self, progress: _Progress, opened: Opened) -> None:
+        self._sums.add(opened)
+        progress.opened, progress.reason = True, ""
 
     async def _result(self) -> RoundResult:
         opened = [progress.attempt for progress in self._circles if progress.opened and progress.attempt]

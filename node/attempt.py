@@ -175,6 +175,8 @@ class Participation:
     def _check(self, announcement: pb.PhaseAnnouncement) -> None:
         """2. Check the announcement against the approved study, the site's policy, and what was announced before."""
         self._services.policy.check_announcement(self._resolved, announcement)
+        if self._layout.digest_of(announcement.model.object.sha256) != announcement.model.digest:
+            raise ProtectionError("the model's digest does not match its blocks")
         cohort = hashlib.sha256("\n".join(sorted(announcement.invited)).encode() + announcement.model.digest)
         self._store.advance(announcement.round, announcement.attempt, cohort.digest())
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from node.store import read_json
 from secure_fl.files import write_atomically
-from secure_fl.protect.past import Known, Row
-from secure_fl.protect.release.circles import spanning
+from secure_fl.protect.past import Known
 
-_Kept = TypeAdapter(tuple[tuple[tuple[str, ...], ...], tuple[str, ...]])  # rows, and who agreed
+_Kept = TypeAdapter(tuple[tuple[tuple[str, ...], ...], tuple[str, ...], str])  # rows, who agreed, the weighting
 
 
 class PastSums:
-    """Rows that span all sums so far, and who agreed to be shown by them. Several studies write to it."""
+    """Several studies write to it, one at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,12 +26,13 @@ class PastSums:
     def known(self) -> Known:
         """Everything so far. Raises `StorageError`."""
         kept = read_json(self._path, _Kept)
-        return Known() if kept is None else Known(rows=kept[0], agreed=frozenset(kept[1]))
+        return Known() if kept is None else Known(rows=kept[0], agreed=frozenset(kept[1]), weighting=kept[2])
 
-    def add(self, row: Row, agreed: Iterable[str]) -> None:
-        """A sum that is about to be opened, and who agreed to what it shows. Durable when it returns."""
+    def decide(self, judge: Callable[[Known], Known]) -> None:
+        """What `judge` makes of it is on disk when this returns; nothing else is decided meanwhile."""
         with self._lock:
             known = self.known()
-            rows, everybody = spanning((*known.rows, row)), known.agreed | frozenset(agreed)
-            if (rows, everybody) != (known.rows, known.agreed):
-                write_atomically(self._path, json.dumps((rows, sorted(everybody))).encode(), mode=0o600)
+            found = judge(known)
+            if found != known:
+                content = json.dumps((found.rows, sorted(found.agreed), found.weighting))
+                write_atomically(self._path, content.encode(), mode=0o600)

@@ -99,6 +99,7 @@ class RoundContext:
     settings: bytes  # and its own settings, as canonical JSON
     whole: bool = False  # a circle: a sum is opened of everybody invited, or not at all
     partial: bool = True  # whether a site may hold some of the blocks only
+    weighting: str = "equal"  # how much sites count: two sums that weigh them otherwise show who weighs more
     compares: bool = False  # combine only: distances of features are opened in this round
     binding: bytes = field(init=False)  # a hash of all this; whatever is signed or derived in a round has it as a field
 
@@ -112,6 +113,7 @@ class RoundContext:
             *(f"{shape.name}:{shape.size}".encode() for shape in self.layout),
             f"{self.kind.value} {self.bits} {self.colluders} {self.min_cohort} {self.compares}".encode(),
             f"{'whole' if self.whole else 'recovering'} {'partial' if self.partial else 'complete'}".encode(),
+            self.weighting.encode(),
             f"{self.protection} {self.payload_version}".encode(),
             self.settings,
         )

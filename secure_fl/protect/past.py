@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 Row: TypeAlias = tuple[str, ...]  # sites whose values are in a sum, sorted
 
-# A site that agrees may be shown by the difference of two sums: it is not counted among those to protect.
+# A site that agrees may be shown by the difference of two sums: it is not counted among those who hide others.
 CHANGING_COHORTS = "changing-cohorts"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a site remembers: rows that span all it was part of, and who has agreed to be shown by them."""
+    """What a site remembers: rows that span all it was part of, who agreed to be shown by them, how sites weighed."""
 
     rows: tuple[Row, ...] = ()
     agreed: frozenset[str] = frozenset()
+    weighting: str = ""  # of the sums so far; empty before the first
 
 
 class Past(Protocol):
@@ -27,8 +28,11 @@ class Past(Protocol):
         """Everything so far. Raises `StorageError`."""
         ...
 
-    def add(self, row: Row, agreed: Iterable[str]) -> None:
-        """A sum that is about to be opened, and who agreed to what it shows. Durable when it returns."""
+    def decide(self, judge: Callable[[Known], Known]) -> None:
+        """Replace what is known by what `judge` makes of it, or let it raise and keep what is known.
+
+        One decision at a time, over all studies of the node. Durable when it returns.
+        """
         ...
 
 
@@ -39,5 +43,6 @@ class NoPast:
         """Nothing."""
         return Known()
 
-    def add(self, row: Row, agreed: Iterable[str]) -> None:
-        """Forgotten."""
+    def decide(self, judge: Callable[[Known], Known]) -> None:
+        """Judged, and forgotten."""
+        judge(Known())

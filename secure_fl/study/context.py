@@ -41,6 +41,7 @@ def round_context(
         protection=protection.name,
         payload_version=protection.payload_version,
         settings=protection.canonical_settings,
+        weighting=study.weighting,
         whole=bool(resolved.circles_in(kind)),
         partial=resolved.strategy.partial,
         compares=request is RequestKind.COMBINE and resolved.strategy.compares(number),

@@ -15,6 +15,7 @@ from secure_fl import limits, protect, strategies
 from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Layout
 from secure_fl.encoding.fixed_point import FixedPoint
+from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.errors import InitialModelError, SettingsError, UnknownNameError
 from secure_fl.protect.cohort.minima import smallest_cohort
 from secure_fl.protect.combining import CombiningProtection
@@ -312,6 +313,13 @@ class Study(Settings):
         least = max(self.protection.min_cohort or 0, smallest_cohort(kind, self.protection.colluders))
         circles = self.circles() if kind is RequestKind.SUM else ()
         return max(least, min(map(len, circles), default=0))
+
+    @property
+    def weighting(self) -> str:
+        """How much sites count in a sum, in words that change with it."""
+        reference = self.protection.reference_samples
+        floor = weight_floor(self.min_cohort(RequestKind.SUM), self.protection.colluders)
+        return "equal" if reference is None or floor == WEIGHT_UNITS else f"{reference} samples, at least {floor}"
 
     def can_go_on(self, sites: Collection[str]) -> bool:
         """Whether anything can still be opened with these sites alone: a whole circle, or enough for a cohort."""

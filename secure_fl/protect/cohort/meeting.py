@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic
 
-from secure_fl.errors import ProtectionError
+from secure_fl.errors import ProtectionError, ReleaseRefusedError
 from secure_fl.messages import parse
 from secure_fl.protect.cohort.minima import require_cohort
 from secure_fl.protect.cohort.signed import E, ManifestKind, Peer, SignedCohort, read_manifest
 from secure_fl.protect.contract import Host, RoundContext
-from secure_fl.protect.past import Past
-from secure_fl.protect.release.circles import check_together
+from secure_fl.protect.past import Known, Row
+from secure_fl.protect.release.circles import check_together, spanning
 from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
 
 
@@ -53,23 +54,50 @@ def meet(
 ) -> SignedCohort[E]:
     """At a node: everybody who takes part, verified and vouched for now, and this node with what it said itself.
 
-    A circle is judged beside every sum that any of its members was part of before, and noted, before anything of it
-    leaves. Without `mine` after a restart, when the roster comes from the node's own memory.
+    A circle that may not be opened, after all that any of its members was part of before, is refused before anything is
+    made for it. Without `mine` after a restart, when the roster comes from the node's own memory.
     """
     manifests = parse(Roster, roster).manifests
     if mine is not None and mine not in manifests:
         raise ProtectionError("this node's own manifest is missing or was changed")
     cohort = SignedCohort.read(context, manifests, kind).vouched(host.me.vouch)
-    if context.whole:
-        _judge(context, cohort, host.past)
+    if context.whole and mine is not None:
+        _judged(context, cohort, host, [cohort.names])(host.past.known())
     return cohort
 
 
-def _judge(context: RoundContext, cohort: SignedCohort[E], past: Past) -> None:
-    known, circle = past.known(), cohort.names
-    if circle not in known.rows:  # The same sites again say nothing new.
-        told = {row for peer in cohort.peers.values() for row in peer.opened}
-        agreed = known.agreed | cohort.agreed
-        check_together({*known.rows, *told, circle}, agreed=agreed, colluders=context.colluders)
-    if circle not in known.rows or not cohort.agreed <= known.agreed:
-        past.add(circle, cohort.agreed)
+def note(context: RoundContext, cohort: SignedCohort[E], host: Host, rows: Iterable[Row]) -> None:
+    """At a node, before it gives what opens sums over `rows`: judge once more and remember them, or raise.
+
+    In one step, so that two studies cannot each be judged without the other.
+    """
+    host.past.decide(_judged(context, cohort, host, sorted(set(rows))))
+
+
+def _judged(
+    context: RoundContext, cohort: SignedCohort[E], host: Host, rows: Sequence[Row]
+) -> Callable[[Known], Known]:
+    mine = cohort.peers[host.me.name].opened
+    after = spanning((*mine, *rows))
+
+    def judge(known: Known) -> Known:
+        if known.rows not in (mine, after):  # `after`: decided before, and asked again.
+            # Peers judge by what this site told them; since then it was part of something else.
+            raise ProtectionError("this site was part of another sum meanwhile; the next attempt tells of it")
+        # Of those who are here, what they say now; of others, what they said last.
+        agreed = (known.agreed - set(cohort.names)) | cohort.agreed
+        if known.weighting not in ("", context.weighting) and host.me.name not in cohort.agreed:
+            raise ReleaseRefusedError(
+                "sites weighed otherwise in earlier sums, and the difference would show who weighs more now",
+                rule="weights",
+                node=host.me.name,
+                coalition=(),
+                advice="keep protection.reference_samples, and the size of circles with it, from study to study",
+            )
+        # What peers tell of themselves: a row without its teller is none of its business.
+        told = {one for peer in cohort.peers.values() for one in peer.opened if peer.name in one}
+        for row in rows:
+            check_together(row, {*known.rows, *told}, agreed=agreed, colluders=context.colluders)
+        return Known(rows=after, agreed=agreed, weighting=context.weighting)
+
+    return judge

@@ -19,7 +19,7 @@ from secure_fl.errors import CertificateError, CohortTooSmallError, OverflowInva
 from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript, verify
-from secure_fl.limits import KEYED_NODES, NODES
+from secure_fl.limits import KEYED_NODES
 from secure_fl.protect.cohort.minima import require_cohort, require_whole
 from secure_fl.protect.contract import RoundContext
 from secure_fl.protect.past import CHANGING_COHORTS, Row
@@ -27,7 +27,7 @@ from secure_fl.protect.primitives.agreement import usable
 from secure_fl.protect.release.guard import releasable
 from secure_fl.rpc.protect_cohort_pb2 import Manifest, Together
 
-_MAX_ROWS = NODES  # earlier sums in a manifest: no more are independent of each other
+_MAX_MANIFEST = 64 * 1024  # Everybody is sent everybody's; rows of earlier sums are what makes one long.
 _MAX_GROUPS = 64  # different cohorts in one round; each costs every node a share per peer
 
 E = TypeVar("E")  # what a protection's extension says
@@ -281,7 +281,7 @@ def _bitmap_bytes(context: RoundContext) -> int:
 
 def _rows(name: str, manifest: Manifest) -> tuple[Row, ...]:
     rows = tuple(tuple(row.nodes) for row in manifest.opened)
-    if len(rows) > _MAX_ROWS or any(list(row) != sorted(set(row)) or len(row) > NODES for row in rows):
+    if manifest.ByteSize() > _MAX_MANIFEST or any(list(row) != sorted(set(row)) for row in rows):
         raise ProtectionError(f"{name} was part of too many sums before, or of none that can be")
     return rows
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
-from secure_fl.protect.bodies import say
+from secure_fl.protect.bodies import say, say_bulky
 from secure_fl.protect.cohort.meeting import Gathering
 from secure_fl.protect.cohort.minima import require_weight, require_whole
 from secure_fl.protect.contract import Ask, Bulk, Message, Opened, OpenedSums, RoundContext
@@ -75,7 +75,7 @@ class CircleCoordinator:
         self._layout = CircleWords.of(self._context, self._cohort)
         self._sum: Words = np.zeros(self._layout.count, WORD)
         self._phase = COMMIT
-        return Ask(phase=COMMIT, messages=dict.fromkeys(self._cohort.names, say(roster)))
+        return Ask(phase=COMMIT, messages=dict.fromkeys(self._cohort.names, say_bulky(roster)))
 
     def _accept_commit(self, node: str, message: Message, _bulk: Bulk) -> None:
         commit = parse(CircleCommit, message.body)

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
-from secure_fl.protect.bodies import as_bulk, say
-from secure_fl.protect.cohort.meeting import meet
+from secure_fl.protect.bodies import as_bulk, read_bulky, say
+from secure_fl.protect.cohort.meeting import meet, note
 from secure_fl.protect.cohort.signed import make_manifest
 from secure_fl.protect.contract import Contribution, Host, Message, RoundContext
 from secure_fl.protect.masked.layout import CircleWords
@@ -67,7 +67,7 @@ class CircleNode:
         return say(self._manifest)
 
     def _commit(self, message: Message) -> Message:
-        self._cohort = meet(self._context, message.body, MANIFESTS, host=self._host, mine=self._manifest)
+        self._cohort = meet(self._context, read_bulky(message), MANIFESTS, host=self._host, mine=self._manifest)
         words = CircleWords.of(self._context, self._cohort).pack(self._blocks, self._weight)
         plus, minus = mask_keys(self._mask_key, self._cohort, self._me.name)
         add_masks(words, plus=plus, minus=minus)
@@ -84,5 +84,6 @@ class CircleNode:
             raise ProtectionError("this node is said to have committed to something else than it did")
         # Not before everybody is bound: whoever chooses last, knowing the others' sum, makes it what it wants.
         verify_commits(self._cohort, commits)
+        note(self._context, self._cohort, self._host, [self._cohort.names])
         words, self._words = self._words, np.empty(0, WORD)
         return Message(bulk=as_bulk(words), digest=self._digest)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
 from secure_fl.protect.bodies import as_bulk, say
-from secure_fl.protect.cohort.meeting import meet
+from secure_fl.protect.cohort.meeting import meet, note
 from secure_fl.protect.cohort.signed import Group, make_manifest, names_digest
 from secure_fl.protect.contract import Contribution, Host, Message, RoundContext
 from secure_fl.protect.primitives.envelopes import Envelopes
@@ -264,8 +264,8 @@ class RecoveryNode:
         for agreement in agreements:
             verify_survivors(self._cohort, agreement.node, self._agreed, agreement.signature)
         opened = self._cohort.releasable(self._cohort.uploaded(self._sharers), self._survivors)
-        for group in opened:
-            self._host.past.add(tuple(n for n in self._survivors if n in group.holders), self._cohort.agreed)
+        sums = [tuple(name for name in self._survivors if name in group.holders) for group in opened]
+        note(self._context, self._cohort, self._host, sums)
         answer = RecoveryShares()
         for name in self._sharers:
             held = self._held.get(name)

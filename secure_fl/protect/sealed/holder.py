@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
 from secure_fl.protect.bodies import read_bulky, say, say_bulky
+from secure_fl.protect.cohort.meeting import note
 from secure_fl.protect.contract import Message
 from secure_fl.protect.primitives.field import Elements, weighted_sum
 from secure_fl.protect.release.combinations import check_rows
@@ -50,8 +51,8 @@ class Holder:
             for present in [[name for name in uploads.names if name in group.holders]]
         ]
         party.memory.decide(OPEN, question(uploads.digest, said.envelopes))
-        for group in opened:
-            party.host.past.add(tuple(n for n in uploads.names if n in group.holders), party.cohort.agreed)
+        rows = [tuple(name for name in uploads.names if name in group.holders) for group in opened]
+        note(party.context, party.cohort, party.host, rows)
         return say(SealedSums(shares=[total.tobytes() for total in sums]))
 
     def _key_shares(self, uploads: Uploads, envelopes: Sequence[SealedEnvelope]) -> dict[tuple[str, int], Elements]:

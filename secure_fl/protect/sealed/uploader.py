@@ -10,6 +10,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.integers import Integers
 from secure_fl.errors import ProtectionError
 from secure_fl.protect.bodies import as_bulk, read_bulky, say
+from secure_fl.protect.cohort.meeting import note
 from secure_fl.protect.cohort.signed import make_manifest
 from secure_fl.protect.combining import CombineContribution, CombineHost
 from secure_fl.protect.contract import Contribution, Message
@@ -57,6 +58,9 @@ class Uploader:
         party.require_trained()
         roster = read_bulky(message)
         cohort = party.meet(roster, self._manifest)
+        if party.context.whole:
+            # Now, not when it is opened: that needs some holders only, and each member has to know of it.
+            note(party.context, cohort, party.host, [cohort.names])
         self._before_upload(cohort)
         groups = sealed_groups(party.context, cohort, party.name)
         elements = np.empty(sum(group.size for group in groups), np.int32)
