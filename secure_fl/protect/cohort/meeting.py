@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic
 
+from secure_fl.aggregation import RequestKind
 from secure_fl.errors import ProtectionError, ReleaseRefusedError
 from secure_fl.messages import parse
 from secure_fl.protect.cohort.minima import require_cohort
 from secure_fl.protect.cohort.signed import E, ManifestKind, Peer, SignedCohort, read_manifest
 from secure_fl.protect.contract import Host, RoundContext
 from secure_fl.protect.past import Known, Row
-from secure_fl.protect.release.circles import check_together, spanning
+from secure_fl.protect.release.circles import check_growth, check_together, spanning
 from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
 
 
@@ -63,6 +64,12 @@ def meet(
     cohort = SignedCohort.read(context, manifests, kind).vouched(host.me.vouch)
     if context.whole and mine is not None:
         _judged(context, cohort, host, [cohort.names])(host.past.known())
+    if context.kind is RequestKind.COMBINE and mine is not None:
+        # Combinations are judged among themselves (`release.guard`); nobody outside may be shown by them and a sum.
+        known = host.past.known()
+        agreed = (known.agreed - set(cohort.names)) | cohort.agreed
+        earlier = {*known.rows, *_told(cohort)}
+        check_growth(cohort.names, earlier, agreed=agreed, colluders=context.colluders)
     return cohort
 
 
@@ -94,10 +101,13 @@ def _judged(
                 coalition=(),
                 advice="keep protection.reference_samples, and the size of circles with it, from study to study",
             )
-        # What peers tell of themselves: a row without its teller is none of its business.
-        told = {one for peer in cohort.peers.values() for one in peer.opened if peer.name in one}
         for row in rows:
-            check_together(row, {*known.rows, *told}, agreed=agreed, colluders=context.colluders)
+            check_together(row, {*known.rows, *_told(cohort)}, agreed=agreed, colluders=context.colluders)
         return Known(rows=after, agreed=agreed, weighting=context.weighting)
 
     return judge
+
+
+def _told(cohort: SignedCohort[E]) -> set[Row]:
+    """What peers tell of themselves: a row without its teller is none of its business."""
+    return {row for peer in cohort.peers.values() for row in peer.opened if peer.name in row}

@@ -46,12 +46,7 @@ def check_together(new: Row, earlier: Collection[Row], *, agreed: Collection[str
     coordinator; any may.
     """
     hidden = _without(new, agreed)
-    met = {_without(row, agreed) for row in earlier if set(row) & set(new)} - {hidden, ()}
-    for row in sorted(met):
-        if set(row) & set(hidden) and (left := sorted(set(row) - set(hidden))):
-            _refuse(
-                left[0], (), colluders, "it was added up with some of these sites before, and is not among them now"
-            )
+    met = check_growth(new, earlier, agreed=agreed, colluders=colluders)
     names = sorted({*hidden}.union(*met))
     if len(names) > _MOST:
         raise ProtectionError("too many sites were part of sums with these to judge what their sums say together")
@@ -65,6 +60,17 @@ def check_together(new: Row, earlier: Collection[Row], *, agreed: Collection[str
                 others = tuple(names[index] for index in coalition)
                 why = "an earlier sum differs from this one by too few sites" if met else "too few others hide it"
                 _refuse(names[column], others, colluders, why)
+
+
+def check_growth(new: Row, earlier: Collection[Row], *, agreed: Collection[str], colluders: int) -> set[Row]:
+    """The earlier rows that `new` meets, without who agreed; `ReleaseRefusedError` unless it contains them."""
+    hidden = _without(new, agreed)
+    met = {_without(row, agreed) for row in earlier if set(row) & set(new)} - {hidden, ()}
+    why = "it was added up with some of these sites before, and is not among them now"
+    for row in sorted(met):
+        if set(row) & set(hidden) and (left := sorted(set(row) - set(hidden))):
+            _refuse(left[0], (), colluders, why)
+    return met
 
 
 def _refuse(site: str, coalition: tuple[str, ...], colluders: int, why: str) -> None:
