@@ -183,6 +183,7 @@ def test_circles_grow(tmp_path: Path) -> None:
     sites.study(*"def")
     sites.study(*"abcdef")
     sites.study(*"abcdefghi")
+    assert PastSums(tmp_path / "a.json").known().rows == (tuple("abc"), tuple("abcdef"), tuple("abcdefghi"))
 
 
 def test_the_same_sites_with_other_weights(tmp_path: Path) -> None:
@@ -245,6 +246,7 @@ def test_a_circle_that_never_uploaded_is_not_remembered(tmp_path: Path) -> None:
     table.machine.close()
     for name in "abc":  # d says no more
         table.nodes[name].answer("commit", table.machine.asked[name])
+    assert PastSums(tmp_path / "a.json").known().rows == ()
     sites.study(*"abc")
 
 

@@ -8,6 +8,7 @@ upload     verify that the whole circle has committed; send what I committed to
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -24,11 +25,12 @@ from secure_fl.protect.masked.phases import PHASES
 from secure_fl.protect.masked.statements import mask_keys, sign_commit, verify_commits
 from secure_fl.protect.primitives.masks import add_masks
 from secure_fl.protect.primitives.packing import WORD, Words
+from secure_fl.protect.turns import Act, InTurn
 from secure_fl.rpc.protect_masked_pb2 import CircleCommits
 
 
-class CircleNode:
-    """One node in one attempt. It goes through the phases once and forwards only."""
+class CircleNode(InTurn):
+    """One node in one attempt."""
 
     def __init__(self, context: RoundContext, contribution: Contribution, host: Host) -> None:
         self._context = context
@@ -39,20 +41,11 @@ class CircleNode:
         # In memory only: after a restart there is another attempt, with the same integers under another key.
         self._mask_key = X25519PrivateKey.from_private_bytes(host.randomness.bytes(32))
         self._words: Words = np.empty(0, WORD)
-        # Unbound: a half that refers to itself would live, with its update, until the garbage collector comes by.
-        cls = CircleNode
-        self._todo = list(zip(PHASES, (cls._advertise, cls._commit, cls._upload), strict=True))
+        super().__init__(PHASES)
 
-    def answer(self, phase: str, message: Message) -> Message:
-        """Answer the next phase; a second request for a phase, or one out of turn, gets nothing."""
-        if not self._todo or self._todo[0][0] != phase:
-            raise ProtectionError(f"phase {phase!r} is not the next one")
-        _, act = self._todo.pop(0)  # Before it acts: a phase that failed is not tried again on other terms.
-        try:
-            return act(self, message)
-        except BaseException:
-            self._todo.clear()
-            raise
+    @classmethod
+    def _acts(cls) -> Sequence[Act]:
+        return cls._advertise, cls._commit, cls._upload
 
     def _advertise(self, _message: Message) -> Message:
         self._manifest = make_manifest(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,7 @@ from secure_fl.protect.recovery.statements import (
     verify_survivors,
     verify_upload,
 )
+from secure_fl.protect.turns import Act, InTurn
 from secure_fl.rpc.protect_recovery_pb2 import (
     RecoveryAgreement,
     RecoveryAgreements,
@@ -67,8 +68,8 @@ class _Held:
     seeds: Mapping[int, bytes]  # by group
 
 
-class RecoveryNode:
-    """One node in one attempt. It goes through the phases once and forwards only."""
+class RecoveryNode(InTurn):
+    """One node in one attempt."""
 
     def __init__(self, context: RoundContext, contribution: Contribution, host: Host) -> None:
         self._context = context
@@ -85,21 +86,11 @@ class RecoveryNode:
         self._sharers: tuple[str, ...] = ()
         self._survivors: tuple[str, ...] = ()
         self._agreed = self._upload_digest = self._sharers_digest = b""
-        # Unbound: a half that refers to itself would live, with its update, until the garbage collector comes by.
-        cls = RecoveryNode
-        acts = (cls._advertise, cls._share, cls._upload, cls._agree, cls._unmask)
-        self._todo = list(zip(PHASES, acts, strict=True))
+        super().__init__(PHASES)
 
-    def answer(self, phase: str, message: Message) -> Message:
-        """Answer the next phase; a second request for a phase, or one out of turn, gets nothing."""
-        if not self._todo or self._todo[0][0] != phase:
-            raise ProtectionError(f"phase {phase!r} is not the next one")
-        _, act = self._todo.pop(0)  # Before it acts: a phase that failed is not tried again on other terms.
-        try:
-            return act(self, message)
-        except BaseException:
-            self._todo.clear()
-            raise
+    @classmethod
+    def _acts(cls) -> Sequence[Act]:
+        return cls._advertise, cls._share, cls._upload, cls._agree, cls._unmask
 
     # --- advertise --------------------------------------------------------------------------------------------
 
