@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
@@ -124,19 +125,23 @@ class FaultyStore(Store):
         super().__init__(url)
         self.faults = faults
         self.dead = False
+        self._lock = threading.Lock()  # Circles write from several threads.
+
+    def meet(self, point: str) -> None:
+        """Die here if the faults say so, and for ever after: a killed process writes nothing more."""
+        with self._lock:
+            self.dead = self.faults.reaches(point) or self.dead
+            if self.dead:
+                raise Killed
 
 
 def _faulty(name: str) -> Callable[..., Any]:
     method = getattr(Store, name)
 
     def call(self: FaultyStore, *args: Any, **kwargs: Any) -> Any:
-        self.dead = self.dead or self.faults.reaches(f"before:{name}")
-        if self.dead:  # and for ever after: a killed process writes nothing more
-            raise Killed
+        self.meet(f"before:{name}")
         result = method(self, *args, **kwargs)
-        self.dead = self.faults.reaches(f"after:{name}") or self.dead  # Another circle's thread may have met its end.
-        if self.dead:
-            raise Killed
+        self.meet(f"after:{name}")
         return result
 
     return call
@@ -222,7 +227,7 @@ class Federation:
         work = asyncio.ensure_future(coordinator.run())
         killed = asyncio.create_task(_watch(store.faults))
         await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
-        store.dead = store.dead or killed.done()
+        store.dead = store.dead or _struck(store.faults)
         killed.cancel()
         if store.dead:
             self.services[0] = None
@@ -276,8 +281,12 @@ class Federation:
 
 async def _watch(faults: Faults) -> None:
     """Notice a kill that happened inside an upload, where it does not surface in the study's own task."""
-    while not faults.point or faults.seen.get(faults.point, 0) < faults.occurrence:  # noqa: ASYNC110
+    while not _struck(faults):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
+
+
+def _struck(faults: Faults) -> bool:
+    return bool(faults.point) and faults.seen.get(faults.point, 0) >= faults.occurrence
 
 
 async def _bury(node: Node, faults: Faults) -> None:
