@@ -81,6 +81,7 @@ class AttemptRunner:
         self._traffic: dict[str, Traffic] = {}
         self._services = services
         self._study = services.resolved
+        self._protection = services.resolved.protection_in(plan.kind)
         self._model = model
         self._context = context
         self._folder = upload_folder(plan)
@@ -123,7 +124,7 @@ class AttemptRunner:
 
     def _make_machine(self) -> RoundMachine:
         self._services.files.open_uploads(self._folder)
-        machine = RoundMachine(self._study.protection, self._context, self._services.store.openings(self.plan))
+        machine = RoundMachine(self._protection, self._context, self._services.store.openings(self.plan))
         machine.begin()
         return machine
 
@@ -236,7 +237,7 @@ class AttemptRunner:
         rounds = self._study.study.rounds
         if self._position == 0:  # training, and the model on its way
             return deadline_seconds(rounds.deadline, self._model.object.size)
-        return deadline_seconds(rounds.phase_deadline, self._study.protection.largest_upload(self._context))
+        return deadline_seconds(rounds.phase_deadline, self._protection.largest_upload(self._context))
 
     def _seconds_told(self) -> float:
         """How long a node may take. In a circle a late answer still counts: the round ends it, not the phase."""
@@ -260,7 +261,7 @@ class AttemptRunner:
         if question is None:
             return None
         phase, message = question
-        protection = self._study.protection
+        protection = self._protection
         body = pb.PhaseAnnouncement(
             round=self.plan.number,
             attempt=self.plan.attempt,
@@ -273,6 +274,9 @@ class AttemptRunner:
                 protection=protection.name, phase=phase, version=protection.payload_version, body=message.body
             ),
         )
+        if (declared := self._study.division.declared) is not None:
+            body.declared.CopyFrom(self._services.files.put(declared.raw))
+            self._objects.add(body.declared.sha256)
         if message.bulk:
             body.bulk.CopyFrom(self._services.files.put(message.bulk))
             self._objects.add(body.bulk.sha256)
@@ -349,7 +353,7 @@ class AttemptRunner:
             return True
         if header.phase != machine.phase or node not in machine.waiting:
             raise LateMessageError(f"{node}: phase {header.phase!r} is over")
-        protection = self._study.protection
+        protection = self._protection
         if header.payload.protection != protection.name:
             raise ProtectionError(f"{node} answered with protection {header.payload.protection!r}")
         if header.payload.version != protection.payload_version:

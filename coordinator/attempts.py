@@ -137,6 +137,13 @@ class OpenAttempts:
             RoundVoid(study_id=plan.study_id, round=plan.number, attempt=plan.attempt, reason=error.code)
         )
 
+    async def declared(self, attempt: AttemptRunner) -> None:
+        """The attempt in which sites declared what they share has served: what it opened is kept elsewhere."""
+        await attempt.close(LateMessageError("everybody has declared"))
+        await in_thread(self._services.store.abort_attempt, attempt.plan, "")
+        self.end(attempt.plan, committed=False, reason="")
+        await in_thread(attempt.erase)
+
     def end(self, plan: Attempt, *, committed: bool, reason: str) -> None:
         """An attempt is over, here and for everybody who was invited."""
         self._open.pop((plan.number, plan.attempt), None)

@@ -131,7 +131,14 @@ def study_record(
         rounds=rounds,
         left_out=left_out,
         settings=resolved.canonical.decode(),
+        blocks_declared=_declared(resolved),
+        partial=resolved.strategy.partial,
     )
+
+
+def _declared(resolved: ResolvedStudy) -> tuple[str, ...] | None:
+    division = resolved.division
+    return None if division.declared is None else tuple(sorted(division.shared_by_some_circle()))
 
 
 def _possible(rounds: tuple[RoundRecord, ...]) -> int:

@@ -39,7 +39,9 @@ from secure_fl.events import (
     StudyEnded,
     ignore,
 )
+from secure_fl.files import write_atomically
 from secure_fl.protect.contract import Opened
+from secure_fl.protect.declarations import OpenedDeclarations
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
@@ -48,6 +50,8 @@ from secure_fl.study.settings import Study
 from secure_fl.threads import in_thread
 
 log = logging.getLogger(__name__)
+
+_DECLARED = "declared.bin"  # what sites declared, where circles follow from it
 
 
 class StudyRunner:
@@ -98,6 +102,7 @@ class StudyRunner:
         await self._attempts.replaying()
         await self._unbroken.run(in_thread(self._load))
         try:
+            await self._declare()
             while (number := len(self._records) + 1) <= self.study.study.rounds:
                 with logs.about(round=number):
                     await self._round(number, RoundKind.TRAIN)
@@ -115,8 +120,26 @@ class StudyRunner:
         self._model = SharedModel(self.resolved, self._store, self._files)
         self._records = list(self._store.records(self.id))
         self._left_out.load()
+        if (declared := self._folder / _DECLARED).exists():
+            self.resolved.division.settle(declared.read_bytes())
         # Killed between a commit and its tidying up, a coordinator left uploads that nobody will ask for.
         self._files.clear_uploads_but({upload_folder(plan) for plan in self._store.open_attempts(self.id)})
+
+    async def _declare(self) -> None:
+        """Where circles follow from what sites share: have it declared, once, before the first round."""
+        if self.resolved.division.settled:
+            return
+        under_way = await in_thread(self._store.open_attempts, self.id)
+        result = await (await self._next_round(0, RoundKind.DECLARE)).run(under_way)
+        if isinstance(result.opened, OpenedDeclarations):
+            # On disk before anybody hears of it: the circles of a study are formed once.
+            await self._unbroken.run(in_thread(self._settle, result.opened.declarations))
+        for attempt in result.attempts:
+            await self._attempts.declared(attempt)
+
+    def _settle(self, declarations: bytes) -> None:
+        write_atomically(self._folder / _DECLARED, declarations)
+        self.resolved.division.settle(declarations)
 
     async def _closing_evaluation(self) -> None:
         try:

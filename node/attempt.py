@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
+from node.circles import learn_circles
 from node.encoding import encode
 from node.events import AnswerSent, Fetched, RoundDone, SatOut, Trained
 from node.giving import Giving
@@ -66,11 +67,13 @@ class Participation:
         self._services = services
         self._resolved = resolved
         self._study = resolved.study
-        self._protection = resolved.protection
         self._store = store
         self._first = announcement
         self._current = announcement
         self._kind = round_kind(announcement.kind)
+        self._protection = resolved.protection_in(self._kind)
+        # The round whose training this is. What a site declares is made of the first one's, which is kept for it.
+        self._number = max(1, announcement.round)
         self._layout = layout_from_wire(announcement.model.blocks)
         self._phases = resolved.phases(self._kind)
         self._announced = {announcement.phase}
@@ -135,6 +138,7 @@ class Participation:
         if announcement.phase != self._phases[0]:
             await self._go_on(announcement)
             return
+        await learn_circles(self._services.session, self._resolved, self._store, announcement)
         await in_thread_whole(self._check, announcement)
         kept = await in_thread_whole(self._kept)
         if kept is None:
@@ -185,7 +189,7 @@ class Participation:
 
         Raises `RefusedError` where it was sent and is lost, or was made of another model.
         """
-        number, base = self._first.round, self._first.model.digest
+        number, base = self._number, self._first.model.digest
         kept = KeptUpdate.load(self._store.kept_update(number))
         if kept is None:
             self._store.require_unsent(number)
@@ -196,7 +200,7 @@ class Participation:
 
     async def _fetch(self, announcement: pb.PhaseAnnouncement) -> Path:
         """3. Fetch the shared model; keep it only if it is the announced one, and one step from the last one."""
-        number, target = announcement.round, announcement.model.object
+        number, target = self._number, announcement.model.object
         models = await in_thread_whole(VerifiedModels, self._resolved, self._store.folder, self._layout)
         route = await in_thread_whole(models.route, announcement.model, number=number)
         await in_thread_whole(self._store.fix_base, number, announcement.model.digest)
@@ -227,12 +231,12 @@ class Participation:
         return result
 
     def _job(self, received: Path | None) -> Job:
-        file, number = self._services.file, self._first.round
+        file, number = self._services.file, self._number
         return make_job(
             file,
             self._store,
-            kind=self._kind,
-            key=self.key,
+            kind=RoundKind.TRAIN if self._kind is RoundKind.DECLARE else self._kind,
+            key=(number, self._first.attempt),
             dataset=file.datasets[self._study.task.dataset_id],
             seed=self._services.training_seed(self._resolved, number),
             layout=self._layout,
@@ -242,13 +246,13 @@ class Participation:
 
     def _keep_update(self, result: Result) -> KeptUpdate:
         """7. Clip, weigh and round the update, and keep it: from here on it is integers, the same in every attempt."""
-        context, number = self._context(), self._first.round
+        context, number = self._context(), self._number
         kept = encode(
             self._resolved,
             context,
             result,
             base=self._first.model.digest,
-            trained=self._scratch("update.safetensors") if self._kind is RoundKind.TRAIN else None,
+            trained=self._scratch("update.safetensors") if self._kind is not RoundKind.EVALUATE else None,
             stream=KeyStream(self._services.randomness(*self._names("rounding", round_only=True)).bytes(32)),
             check_size=self._services.policy.check_upload,
         )
@@ -259,13 +263,13 @@ class Participation:
 
     def _encoded_half(self, kept: KeptUpdate) -> NodeHalf:
         context = self._context()
-        features = self._store.kept_features(self._first.round) if context.compares else None
+        features = self._store.kept_features(self._number) if context.compares else None
         return self._half(context, dict(kept.blocks), kept.weight, features)
 
     def _half(
         self, context: RoundContext, blocks: dict[str, Integers], weight: int, features: Path | None = None
     ) -> NodeHalf:
-        giving = Giving(self._services, self._resolved, self._store, context)
+        giving = Giving(self._services, self._resolved, self._protection, self._store, context)
         return giving.half(blocks, weight, features, randomness=self._randomness("protect"), memory=self._memory())
 
     async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:
@@ -298,7 +302,8 @@ class Participation:
                 await in_thread_whole(self._store.spend, *self.key)
 
     def _charge(self, reservation: Reservation, header: pb.UploadHeader, pledged: int) -> None:
-        self._store.note_sent(self._first.round)
+        if self._kind is not RoundKind.DECLARE:
+            self._store.note_sent(self._first.round)
         self._services.accountant.commit(reservation, release=release(self._resolved, header, pledged=pledged))
         self._charged = True
 
@@ -330,7 +335,13 @@ class Participation:
     def _header(self, phase: str, answer: Message, metrics: SiteMetrics | None) -> pb.UploadHeader:
         key = self._services.me.key
         return signed_header(
-            self._resolved, key, round_and_attempt=self.key, phase=phase, answer=answer, metrics=metrics
+            self._resolved,
+            key,
+            kind=self._kind,
+            round_and_attempt=self.key,
+            phase=phase,
+            answer=answer,
+            metrics=metrics,
         )
 
     def _keep(self, half: NodeHalf) -> None:
@@ -367,7 +378,7 @@ class Participation:
         Without the study's id, since certificates differ from run to run. Rounding belongs to the round: which attempt
         a circle's is depends on who came first.
         """
-        return self._study.study.name, str(self._first.round if round_only else self.key), purpose
+        return self._study.study.name, str(self._number if round_only else self.key), purpose
 
     def _scratch(self, name: str) -> Path:
         return self._store.scratch(f"{self._first.round}-{self._first.attempt}-{name}")

@@ -14,7 +14,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.checkpoints import open_arrays
 from secure_fl.encoding.integers import Integers
 from secure_fl.protect.combining import CombineContribution, CombineHost, node_half
-from secure_fl.protect.contract import Contribution, NodeHalf, RoundContext
+from secure_fl.protect.contract import Contribution, NodeHalf, Protection, RoundContext
 from secure_fl.protect.release.comparisons import MORE, allowed
 from secure_fl.protect.release.sketch import sketch
 from secure_fl.randomness import Randomness
@@ -27,6 +27,7 @@ class Giving:
 
     services: SiteServices
     resolved: ResolvedStudy
+    protection: Protection  # of this attempt
     store: StudyStore
     context: RoundContext
 
@@ -54,7 +55,7 @@ class Giving:
             comparisons=self._comparisons(size),
         )
         contribution = self._contribution(blocks, weight, sketched)
-        return node_half(self.resolved.protection, self.context, contribution, host)
+        return node_half(self.protection, self.context, contribution, host)
 
     def _contribution(self, blocks: dict[str, Integers], weight: int, sketched: Integers | None) -> Contribution:
         """For a combine also how this site weighs others."""

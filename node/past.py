@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
@@ -13,7 +14,9 @@ from node.store import read_json
 from secure_fl.files import write_atomically
 from secure_fl.protect.past import Known
 
-_Kept = TypeAdapter(tuple[tuple[tuple[str, ...], ...], tuple[str, ...], str])  # rows, who agreed, the weighting
+_Rows: TypeAlias = tuple[tuple[str, ...], ...]
+# Rows, who agreed, the weighting and, since there is anything to remember of them, combinations.
+_Kept = TypeAdapter(tuple[_Rows, tuple[str, ...], str] | tuple[_Rows, tuple[str, ...], str, _Rows])
 
 
 class PastSums:
@@ -26,7 +29,10 @@ class PastSums:
     def known(self) -> Known:
         """Everything so far. Raises `StorageError`."""
         kept = read_json(self._path, _Kept)
-        return Known() if kept is None else Known(rows=kept[0], agreed=frozenset(kept[1]), weighting=kept[2])
+        if kept is None:
+            return Known()
+        combined = frozenset(kept[3]) if len(kept) == 4 else frozenset()
+        return Known(rows=kept[0], agreed=frozenset(kept[1]), weighting=kept[2], combined=combined)
 
     def decide(self, judge: Callable[[Known], Known]) -> None:
         """What `judge` makes of it is on disk when this returns; nothing else is decided meanwhile."""
@@ -34,5 +40,5 @@ class PastSums:
             known = self.known()
             found = judge(known)
             if found != known:
-                content = json.dumps((found.rows, sorted(found.agreed), found.weighting))
+                content = json.dumps((found.rows, sorted(found.agreed), found.weighting, sorted(found.combined)))
                 write_atomically(self._path, content.encode(), mode=0o600)

@@ -89,10 +89,19 @@ class Policy:
         rounds = study.study.rounds
         # A model is measured once, when it is finished. Whoever could have any model measured in any round, with one
         # site more and one less, would learn that site's accuracy and loss on a model of its choosing.
-        closing = round_kind(announcement.kind) is RoundKind.EVALUATE
-        if not (announcement.round == rounds + 1 if closing else 1 <= announcement.round <= rounds):
+        kind, division = round_kind(announcement.kind), resolved.division
+        if kind is RoundKind.DECLARE:
+            # Once: a site that knows its circle for this study is never put into another.
+            theirs = announcement.round == 0 and not division.settled
+        elif kind is RoundKind.EVALUATE:
+            theirs = announcement.round == rounds + 1
+        else:
+            theirs = 1 <= announcement.round <= rounds
+        if not theirs:
             raise RefusedError("the round is not one of the study's")
-        circle = resolved.circle_of(self._me.name, round_kind(announcement.kind))
+        circle = resolved.circle_of(self._me.name, kind)
+        if kind is not RoundKind.DECLARE and announcement.declared.sha256 != division.digest:
+            raise RefusedError("the round's circles were formed from another list than this site knows")
         if circle:
             # In a circle another attempt shows nothing new: the same sites, the same model, the same integers.
             if announcement.attempt < 1 or tuple(sorted(announcement.invited)) != circle:
@@ -105,5 +114,5 @@ class Policy:
             raise RefusedError("the round's cohort is too small")
         if max(announcement.model.object.size, announcement.bulk.size) > self._file.policy.model_bytes:
             raise RefusedError("the model is larger than [policy] model_bytes")
-        if announcement.payload.protection != study.protection.kind:
+        if announcement.payload.protection != resolved.protection_in(kind).name:
             raise RefusedError("the round uses another protection than the study")

@@ -207,7 +207,9 @@ class Node:
         write_atomically(store.settings, settings)
         with contextlib.suppress(OSError):  # It is a study now; that it is listed as an offer, too, does no harm.
             self._store.forget_offer(study_id)
-        return _JoinedStudy(ResolvedStudy.of(study), store)
+        resolved = ResolvedStudy.of(study)
+        store.load_declared(resolved.division)
+        return _JoinedStudy(resolved, store)
 
     def _keep_offer(self, study_id: str, settings: bytes) -> None:
         """For the site operator's desk, which knows nothing but this node's folder."""

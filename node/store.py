@@ -17,6 +17,7 @@ from secure_fl.errors import RefusedError, StorageError
 from secure_fl.files import private_folder, write_atomically, write_private
 from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
 from secure_fl.randomness import SystemRandomness
+from secure_fl.study.division import Division
 
 _ROUND = re.compile(r"(personal|combination|state)-(\d+)\.(safetensors|json)")
 _KEPT = re.compile(r"(?:update|features)-(\d+)\.safetensors")
@@ -117,6 +118,26 @@ class StudyStore:
             self.forget()
             self.forget_round(mine[0] - 1)
             write_atomically(path, json.dumps(mine).encode())
+
+    @property
+    def declared(self) -> Path:
+        """What sites declared, as this node saw it first: its circle follows from it for the whole study."""
+        return self.folder / "declared.bin"
+
+    def keep_declared(self, division: Division, listed: Path) -> None:
+        """Settle the study's circles by a list that was fetched, durably. Raises `SecureFLError`."""
+        raw = listed.read_bytes()
+        with self._lock:
+            division.settle(raw)
+            write_atomically(self.declared, raw)
+
+    def load_declared(self, division: Division) -> None:
+        """Settle the circles by the list that was kept, if there is one. Raises `StorageError`."""
+        if division.declares and self.declared.exists():
+            try:
+                division.settle(self.declared.read_bytes())
+            except OSError as error:
+                raise StorageError(f"{self.declared}: cannot be read ({error.strerror})") from error
 
     def fix_base(self, number: int, digest: bytes) -> None:
         """Note which model a round begins from, in every attempt. Raises `RefusedError` if it was another before.

@@ -7,6 +7,7 @@ import math
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.identity.signing import SigningKey
 from secure_fl.protect.contract import Message
+from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.transport.wire import reference, sign_upload_header
@@ -16,6 +17,7 @@ def signed_header(
     resolved: ResolvedStudy,
     key: SigningKey,
     *,
+    kind: RoundKind,
     round_and_attempt: tuple[int, int],
     phase: str,
     answer: Message,
@@ -23,7 +25,7 @@ def signed_header(
 ) -> pb.UploadHeader:
     """The header of `answer`; with `metrics`, where the study shares them per site and this answer carries them."""
     number, attempt = round_and_attempt
-    protection = resolved.protection
+    protection = resolved.protection_in(kind)
     payload = pb.Payload(protection=protection.name, phase=phase, version=protection.payload_version, body=answer.body)
     header = pb.UploadHeader(
         study_id=resolved.id,
@@ -44,7 +46,7 @@ def release(resolved: ResolvedStudy, header: pb.UploadHeader, *, pledged: int = 
     return {
         "upload": header.upload_id.hex(),
         "bytes": header.bulk.size + len(header.payload.body) + pledged,
-        "protection": resolved.protection.name,
+        "protection": header.payload.protection,
         "metrics": resolved.study.metrics.share,
     }
 

@@ -16,6 +16,7 @@ MESSAGE_BYTES: Final = 3 * MIB
 METADATA_BYTES: Final = 16 * KIB
 PAYLOAD_BYTES: Final = 2 * MIB
 SETTINGS_BYTES: Final = 256 * KIB
+DECLARED_BYTES: Final = 16 * MIB  # what all sites of a study declare of a partial model
 OBJECT_BYTES: Final = 4 * 1024 * MIB
 NAME_CHARS: Final = 128
 CODE_CHARS: Final = 64

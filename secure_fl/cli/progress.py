@@ -34,6 +34,11 @@ from secure_fl.rounds import RoundKind
 
 _SHOWN_SIT_OUTS = 3
 
+_BEFORE_AND_AFTER = {
+    RoundKind.DECLARE: "sites declare what they share",
+    RoundKind.EVALUATE: "closing evaluation",
+}
+
 
 class RunProgress:
     """Listens to the coordinator's events and shows them on standard error."""
@@ -71,7 +76,7 @@ class RunProgress:
             case Waiting(ready=ready, roster=roster):
                 self._describe(f"waiting for sites ({ready} of {roster})")
             case RoundStarted(kind=kind, round=number):
-                self._describe("closing evaluation" if kind is RoundKind.EVALUATE else f"round {number}")
+                self._describe(_BEFORE_AND_AFTER.get(kind, f"round {number}"))
             case SatOut():
                 self._sat_out(event)
             case Refused(node=node, reason=reason):

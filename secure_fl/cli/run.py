@@ -79,7 +79,7 @@ def run(
         typer.echo(json.dumps(summary))
     else:
         _print(summary)
-    if (closed := summary["blocks_never_opened"]) and not parsed.make_strategy().partial:
+    if closed := summary["blocks_missing"]:
         raise BlocksClosedError(f"never opened, and as they were before the first round: {', '.join(closed)}")
 
 

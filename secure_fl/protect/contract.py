@@ -100,6 +100,7 @@ class RoundContext:
     whole: bool = False  # a circle: a sum is opened of everybody invited, or not at all
     partial: bool = True  # whether a site may hold some of the blocks only
     weighting: str = "equal"  # how much sites count: two sums that weigh them otherwise show who weighs more
+    declared: bytes = b""  # the digest of what sites declared, where circles follow from it
     compares: bool = False  # combine only: distances of features are opened in this round
     binding: bytes = field(init=False)  # a hash of all this; whatever is signed or derived in a round has it as a field
 
@@ -116,6 +117,7 @@ class RoundContext:
             self.weighting.encode(),
             f"{self.protection} {self.payload_version}".encode(),
             self.settings,
+            *((self.declared,) if self.declared else ()),
         )
         object.__setattr__(self, "binding", hashlib.sha256(transcript("round", *fields)).digest())
 

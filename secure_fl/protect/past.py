@@ -19,6 +19,7 @@ class Known:
     rows: tuple[Row, ...] = ()
     agreed: frozenset[str] = frozenset()
     weighting: str = ""  # of the sums so far; empty before the first
+    combined: frozenset[Row] = frozenset()  # with whom it was combined: each attempt's sites
 
 
 class Past(Protocol):

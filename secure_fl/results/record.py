@@ -110,6 +110,9 @@ class StudyRecord:
     rounds: tuple[RoundRecord, ...] = field(default=())
     left_out: tuple[LeftOut, ...] = ()
     settings: str = ""  # the study in canonical form, whose hash is `study_id`
+    # Where sites declare what they share: the blocks that all sites of some circle declared. Otherwise None.
+    blocks_declared: tuple[str, ...] | None = None
+    partial: bool = False  # whether sites share as much of the model as they choose
     version: int = RECORD_VERSION
 
     @property
@@ -122,6 +125,13 @@ class StudyRecord:
         """Blocks that every training round kept closed: they are still what they were at the start."""
         training = [set(entry.blocks_kept) for entry in self.rounds if entry.kind is RoundKind.TRAIN]
         return tuple(sorted(set.intersection(*training))) if training else ()
+
+    @property
+    def blocks_missing(self) -> tuple[str, ...]:
+        """Of those, the ones that should have been opened: nobody may have chosen a block that sites may leave out."""
+        if self.partial:
+            return tuple(name for name in self.blocks_never_opened if name in (self.blocks_declared or ()))
+        return self.blocks_never_opened
 
     def save(self, path: Path) -> None:
         """Write as JSON, atomically."""
@@ -142,7 +152,16 @@ class StudyRecord:
             raise SchemaError("the study's record was written by a newer version")
         rounds = tuple(round_from_json(item) for item in values["rounds"])
         left_out = tuple(LeftOut(**item) for item in values.get("left_out", ()))
-        return cls(**{**values, "roster": tuple(values["roster"]), "rounds": rounds, "left_out": left_out})
+        declared = values.get("blocks_declared")
+        return cls(
+            **{
+                **values,
+                "roster": tuple(values["roster"]),
+                "rounds": rounds,
+                "left_out": left_out,
+                "blocks_declared": None if declared is None else tuple(declared),
+            }
+        )
 
 
 def round_from_json(values: Mapping[str, Any]) -> RoundRecord:

@@ -33,6 +33,7 @@ def summarise(record: StudyRecord, *, engine: str, seconds: float, report: str) 
         "combinations_opened": record.combinations_opened,
         "combinations_possible": record.combinations_possible,
         "blocks_never_opened": list(record.blocks_never_opened),
+        "blocks_missing": list(record.blocks_missing),
         "nodes": nodes,
         "report": report,
     }

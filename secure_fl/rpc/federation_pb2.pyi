@@ -12,9 +12,11 @@ class RoundKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROUND_KIND_UNSPECIFIED: _ClassVar[RoundKind]
     ROUND_KIND_TRAIN: _ClassVar[RoundKind]
     ROUND_KIND_EVALUATE: _ClassVar[RoundKind]
+    ROUND_KIND_DECLARE: _ClassVar[RoundKind]
 ROUND_KIND_UNSPECIFIED: RoundKind
 ROUND_KIND_TRAIN: RoundKind
 ROUND_KIND_EVALUATE: RoundKind
+ROUND_KIND_DECLARE: RoundKind
 
 class GreetRequest(_message.Message):
     __slots__ = ()
@@ -109,7 +111,7 @@ class StudyAnswer(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class PhaseAnnouncement(_message.Message):
-    __slots__ = ("round", "attempt", "kind", "phase", "deadline_ms", "model", "invited", "payload", "bulk")
+    __slots__ = ("round", "attempt", "kind", "phase", "deadline_ms", "model", "invited", "payload", "bulk", "declared")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +121,7 @@ class PhaseAnnouncement(_message.Message):
     INVITED_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     BULK_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
     kind: RoundKind
@@ -128,7 +131,8 @@ class PhaseAnnouncement(_message.Message):
     invited: _containers.RepeatedScalarFieldContainer[str]
     payload: Payload
     bulk: ObjectRef
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[RoundKind, str]] = ..., phase: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., invited: _Optional[_Iterable[str]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., bulk: _Optional[_Union[ObjectRef, _Mapping]] = ...) -> None: ...
+    declared: ObjectRef
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[RoundKind, str]] = ..., phase: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., invited: _Optional[_Iterable[str]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., bulk: _Optional[_Union[ObjectRef, _Mapping]] = ..., declared: _Optional[_Union[ObjectRef, _Mapping]] = ...) -> None: ...
 
 class RoundClosed(_message.Message):
     __slots__ = ("round", "attempt", "committed", "reason")

@@ -30,6 +30,24 @@ class Together(_message.Message):
     nodes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Declaration(_message.Message):
+    __slots__ = ("node", "certificate", "blocks", "signature")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    certificate: bytes
+    blocks: _containers.RepeatedScalarFieldContainer[str]
+    signature: bytes
+    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Declarations(_message.Message):
+    __slots__ = ("declarations",)
+    DECLARATIONS_FIELD_NUMBER: _ClassVar[int]
+    declarations: _containers.RepeatedCompositeFieldContainer[Declaration]
+    def __init__(self, declarations: _Optional[_Iterable[_Union[Declaration, _Mapping]]] = ...) -> None: ...
+
 class Roster(_message.Message):
     __slots__ = ("manifests",)
     MANIFESTS_FIELD_NUMBER: _ClassVar[int]

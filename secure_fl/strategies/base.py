@@ -102,6 +102,11 @@ class Strategy(ABC):
         return self.request(layout, task.head(layout.names))
 
     @property
+    def declares(self) -> bool:
+        """Whether sites say which of the requested blocks they share, so that those who share alike can be together."""
+        return self.partial
+
+    @property
     def exceptions(self) -> tuple[str, ...]:
         """What a promise to sites does not hold for under these settings, by name: each site has to agree to each."""
         return ()

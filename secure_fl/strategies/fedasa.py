@@ -93,6 +93,11 @@ class FedASA(Strategy):
         return ("hidden-membership",) if self._hides else ()
 
     @property
+    def declares(self) -> bool:
+        """Unless which cells a site shares is hidden."""
+        return not self._hides
+
+    @property
     def _hides(self) -> bool:
         return self.settings.membership == "hidden"
 

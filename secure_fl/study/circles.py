@@ -8,6 +8,7 @@ its variance in a circle of g, for ever: there is no second sum with one site mo
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import TypeAlias
 
 from secure_fl.errors import SettingsError
@@ -29,15 +30,16 @@ def divide(names: Collection[str], *, colluders: int, at_least: int = 0) -> tupl
     >>> divide(["a", "b", "c", "d", "e", "f", "g", "h", "i"], colluders=1)
     (('a', 'b', 'c', 'd', 'e'), ('f', 'g', 'h', 'i'))
     """
-    ordered = sorted(names)
-    count = max(1, len(ordered) // max(max(1, colluders) + 3, at_least))
-    size, larger = divmod(len(ordered), count)
-    circles, start = [], 0
-    for index in range(count):
-        end = start + size + (index < larger)
-        circles.append(tuple(ordered[start:end]))
-        start = end
-    return tuple(circle for circle in circles if circle)
+    count = max(1, len(names) // max(max(1, colluders) + 3, at_least))
+    size, larger = divmod(len(names), count)
+    return in_order(sorted(names), sizes=[size + (index < larger) for index in range(count)])
+
+
+def in_order(names: Sequence[str], *, sizes: Sequence[int]) -> tuple[Circle, ...]:
+    """The first `sizes[0]` names are a circle, the next ones another."""
+    ends = list(accumulate(sizes))
+    pieces = (names[end - size : end] for size, end in zip(sizes, ends, strict=True))
+    return tuple(tuple(sorted(piece)) for piece in pieces if piece)
 
 
 def checked(circles: Sequence[Sequence[str]], names: Collection[str], *, at_least: int) -> tuple[Circle, ...]:

@@ -21,7 +21,7 @@ def round_context(
     shared: Layout,
 ) -> RoundContext:
     """The context of an attempt, from what was announced."""
-    study, protection = resolved.study, resolved.protection
+    study, protection = resolved.study, resolved.protection_in(kind)
     request = resolved.request_in(kind)
     return RoundContext(
         study_id=resolved.id,
@@ -32,7 +32,7 @@ def round_context(
         roster={name: study.study.roster[name] for name in invited},
         # What the coordinator ships beside the model never leaves a node again.
         layout=with_metrics(
-            shared.model if kind is RoundKind.TRAIN else Layout(()), request, share=study.metrics.share
+            Layout(()) if kind is RoundKind.EVALUATE else shared.model, request, share=study.metrics.share
         ),
         kind=request,
         bits=study.protection.bits,
@@ -44,5 +44,6 @@ def round_context(
         weighting=study.weighting,
         whole=bool(resolved.circles_in(kind)),
         partial=resolved.strategy.partial,
+        declared=b"" if kind is RoundKind.DECLARE else resolved.division.digest,
         compares=request is RequestKind.COMBINE and resolved.strategy.compares(number),
     )

@@ -9,10 +9,14 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.protect.contract import Protection
+from secure_fl.protect.declarations import Declaring
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle
+from secure_fl.study.division import Division
 from secure_fl.study.settings import Study
+
+DECLARING = Declaring()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class ResolvedStudy:
     protection: Protection
     request: RequestKind  # of training rounds
     codec: FixedPoint
-    circles: tuple[Circle, ...]  # of sums; none under recovery
+    division: Division  # who is opened together in a sum
 
     @classmethod
     def of(cls, study: Study) -> Self:
@@ -40,16 +44,18 @@ class ResolvedStudy:
             protection=study.make_protection(),
             request=strategy.asks,
             codec=study.codec(),
-            circles=study.circles(),
+            division=Division(study),
         )
 
     def request_in(self, kind: RoundKind) -> RequestKind:
         """What a round asks for. A closing evaluation opens measurements only, and those as a sum."""
-        return self.request if kind is RoundKind.TRAIN else RequestKind.SUM
+        return self.request if kind is not RoundKind.EVALUATE else RequestKind.SUM
 
     def circles_in(self, kind: RoundKind) -> tuple[Circle, ...]:
         """The circles of a round; none where it opens something for whoever is there."""
-        return self.circles if self.request_in(kind) is RequestKind.SUM else ()
+        if kind is RoundKind.DECLARE or self.request_in(kind) is not RequestKind.SUM:
+            return ()
+        return self.division.circles
 
     def circle_of(self, site: str, kind: RoundKind) -> Circle:
         """The circle in which a site takes part in a round; empty where it opens something for whoever is there."""
@@ -57,7 +63,11 @@ class ResolvedStudy:
 
     def phases(self, kind: RoundKind) -> tuple[str, ...]:
         """The phases of a round, in order."""
-        return self.protection.phases(self.request_in(kind))
+        return self.protection_in(kind).phases(self.request_in(kind))
+
+    def protection_in(self, kind: RoundKind) -> Protection:
+        """How answers leave a site in a round: a declaration is no update, and is not hidden."""
+        return DECLARING if kind is RoundKind.DECLARE else self.protection
 
     @property
     def largest_step(self) -> float:

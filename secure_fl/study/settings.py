@@ -321,10 +321,16 @@ class Study(Settings):
         floor = weight_floor(self.min_cohort(RequestKind.SUM), self.protection.colluders)
         return "equal" if reference is None or floor == WEIGHT_UNITS else f"{reference} samples, at least {floor}"
 
+    @property
+    def declares(self) -> bool:
+        """Whether circles are formed once sites have declared what they share: with only one there is no choice."""
+        automatic = self.protection.circles == "auto" and len(self.circles()) > 1
+        return automatic and self.make_strategy().declares
+
     def can_go_on(self, sites: Collection[str]) -> bool:
         """Whether anything can still be opened with these sites alone: a whole circle, or enough for a cohort."""
         there = set(sites)
-        if circles := self.circles():
+        if not self.declares and (circles := self.circles()):
             return any(there.issuperset(circle) for circle in circles)
         return len(there) >= self.min_cohort(RequestKind.SUM)
 

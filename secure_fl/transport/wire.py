@@ -83,7 +83,7 @@ def check_coordinator_message(message: pb.CoordinatorMessage) -> None:
 def _check_announcement(message: pb.PhaseAnnouncement) -> None:
     require(is_name(message.phase), "a phase has no proper name")
     # Enums of proto3 are open: a number without a name arrives as it was sent.
-    require(message.kind in (pb.ROUND_KIND_TRAIN, pb.ROUND_KIND_EVALUATE), "a round has no known kind")
+    require(message.kind in _ROUND_KINDS, "a round has no known kind")
     require(0 < len(message.invited) <= limits.NODES, "a round invites too few or too many nodes")
     require(all(is_name(name) for name in message.invited), "a node has no proper name")
     require(len(set(message.invited)) == len(message.invited), "a node is invited twice")
@@ -91,6 +91,9 @@ def _check_announcement(message: pb.PhaseAnnouncement) -> None:
     require(message.payload.phase == message.phase, "payload and announcement disagree on the phase")
     if message.HasField("bulk"):
         check_object(message.bulk)
+    if message.HasField("declared"):
+        check_object(message.declared)
+        require(message.declared.size <= limits.DECLARED_BYTES, "a list of declarations is too long")
     require(len(message.model.blocks) <= limits.BLOCKS, "a model has too many blocks")
     tensors = sum(len(block.tensors) for block in message.model.blocks)
     require(tensors <= limits.TENSORS, "a model has too many tensors")
@@ -101,14 +104,21 @@ def _check_announcement(message: pb.PhaseAnnouncement) -> None:
         check_object(earlier)
 
 
+_ROUND_KINDS = {
+    pb.ROUND_KIND_TRAIN: RoundKind.TRAIN,
+    pb.ROUND_KIND_EVALUATE: RoundKind.EVALUATE,
+    pb.ROUND_KIND_DECLARE: RoundKind.DECLARE,
+}
+
+
 def round_kind(kind: pb.RoundKind) -> RoundKind:
     """What an announcement that was checked asks for."""
-    return RoundKind.TRAIN if kind == pb.ROUND_KIND_TRAIN else RoundKind.EVALUATE
+    return _ROUND_KINDS.get(kind, RoundKind.EVALUATE)
 
 
 def round_kind_to_wire(kind: RoundKind) -> pb.RoundKind:
     """The inverse."""
-    return pb.ROUND_KIND_TRAIN if kind is RoundKind.TRAIN else pb.ROUND_KIND_EVALUATE
+    return next(wire for wire, known in _ROUND_KINDS.items() if known is kind)
 
 
 def _check_code(code: str) -> None:

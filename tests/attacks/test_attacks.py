@@ -81,6 +81,10 @@ class EvilCoordinator:
             round=number, attempt=attempt, kind=pb.ROUND_KIND_TRAIN, phase="upload", deadline_ms=5000, model=model,
             invited=invited or self.fed.names, payload=pb.Payload(protection="none", phase="upload", version=1),
         )  # fmt: skip
+        if declared := changes.pop("declared", b""):
+            body.declared.CopyFrom(reference(declared))
+        if payload := changes.pop("payload", None):
+            body.payload.CopyFrom(payload)
         for name, value in changes.items():
             setattr(body, name, value)
         self.outbox.put_nowait(pb.CoordinatorMessage(study_id=self.fed.study.id, announcement=body))

@@ -15,14 +15,17 @@ import pytest
 
 from coordinator.machine import RoundMachine
 from node.past import PastSums
+from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.integers import Integers
 from secure_fl.errors import ProtectionError, ReleaseRefusedError
 from secure_fl.protect.cohort import meeting
+from secure_fl.protect.combining import CombiningNodeHalf, node_half
 from secure_fl.protect.contract import Contribution, NodeHalf, OpenedSums
 from secure_fl.protect.masked.protection import Masked
 from secure_fl.protect.past import CHANGING_COHORTS, Known
 from secure_fl.protect.recovery.protection import MaskedWithRecovery
-from tests.protect.cohorts import InMemory, context, host, layout
+from tests.protect.cohorts import InMemory, context, contribution, host, layout
+from tests.protect.sealed.table import SEALED
 
 MASKED = Masked()
 SIZE = 40
@@ -80,6 +83,46 @@ class Sites:
             opened = machine.close()
         assert isinstance(opened, OpenedSums)
         return opened.blocks["body"].total.astype(np.int32)
+
+
+def combination(sites: Sites, folder: Path, *names: str) -> Integers:
+    """What a study of combinations opens at the first of these sites: everybody's update, weighed alike."""
+    about = replace(
+        context(*names, blocks=layout(body=SIZE), kind=RequestKind.COMBINE, min_cohort=4, protection=SEALED),
+        study_id="c" * 64,
+    )
+    values = {name: contribution(64, dict.fromkeys(names, 1), body=sites.update(name).tolist()) for name in names}
+    halves = {
+        name: node_half(SEALED, about, values[name], replace(host(name), past=PastSums(folder / f"{name}.json")))
+        for name in names
+    }
+    machine = RoundMachine(SEALED, about)
+    machine.begin()
+    for phase in SEALED.phases(RequestKind.COMBINE):
+        for name in sorted(machine.waiting):
+            answer = halves[name].answer(phase, machine.asked[name])
+            machine.accept(name, phase, replace(answer, bulk=b""), InMemory(answer.bulk))
+        machine.close()
+    recipient = halves[names[0]]
+    assert isinstance(recipient, CombiningNodeHalf)
+    return recipient.combination()["body"].total
+
+
+def test_a_combination_of_five_and_then_a_sum_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = Sites(tmp_path / "shipped")
+    (tmp_path / "shipped").mkdir()
+    (tmp_path / "without").mkdir()
+    combination(sites, tmp_path / "shipped", *"abcde")
+    with pytest.raises(ReleaseRefusedError, match="e would be shown"):
+        sites.study(*"abcd")
+    sites.study(*"abcde")
+    # Forgotten, what the first recipient holds and the sum of the others tell the fifth's update between them: of 64
+    # units, four sites have 13 and the fifth has 12.
+    monkeypatch.setattr(meeting, "_judged_combination", lambda *_: lambda known: known)
+    without = Sites(tmp_path / "without")
+    mixed = combination(without, tmp_path / "without", *"abcde")
+    shown = mixed - 13 * without.study(*"abcd").astype(np.int64)
+    assert np.corrcoef(shown, without.update("e"))[0, 1] > 0.99
 
 
 def test_three_hospitals_and_then_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

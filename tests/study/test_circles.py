@@ -64,7 +64,7 @@ def test_listed_circles_are_the_roster_and_large_enough(circles: list[list[str]]
 def test_a_consortium_may_list_its_circles() -> None:
     listed = [["site-4", "site-2", "site-6"], ["site-1", "site-3", "site-5"]]
     resolved = ResolvedStudy.of(study(6, protection={"circles": listed}))
-    assert resolved.circles == (("site-1", "site-3", "site-5"), ("site-2", "site-4", "site-6"))
+    assert resolved.division.circles == (("site-1", "site-3", "site-5"), ("site-2", "site-4", "site-6"))
     assert resolved.circle_of("site-6", RoundKind.TRAIN) == ("site-2", "site-4", "site-6")
 
 

@@ -221,7 +221,7 @@ def _set(path: str, value: object) -> Callable[[pb.PhaseAnnouncement], None]:
         _invite("north", "south", "north"),
         _invite(*(f"n{i}" for i in range(limits.NODES + 1))),
         _set("kind", pb.ROUND_KIND_UNSPECIFIED),
-        _set("kind", 3),
+        _set("kind", 4),
         _set("phase", "reveal"),  # and the payload says "upload"
         _set("payload.body", bytes(limits.PAYLOAD_BYTES + 1)),
         _set("model.digest", b""),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Generic
 
 from secure_fl.aggregation import RequestKind
+from secure_fl.encoding.metrics import METRICS_BLOCK
 from secure_fl.errors import ProtectionError, ReleaseRefusedError
 from secure_fl.messages import parse
 from secure_fl.protect.cohort.minima import require_cohort
@@ -66,10 +68,7 @@ def meet(
         _judged(context, cohort, host, [cohort.names])(host.past.known())
     if context.kind is RequestKind.COMBINE and mine is not None:
         # Combinations are judged among themselves (`release.guard`); nobody outside may be shown by them and a sum.
-        known = host.past.known()
-        agreed = (known.agreed - set(cohort.names)) | cohort.agreed
-        earlier = {*known.rows, *_told(cohort)}
-        check_growth(cohort.names, earlier, agreed=agreed, colluders=context.colluders)
+        host.past.decide(_judged_combination(context, cohort))
     return cohort
 
 
@@ -102,8 +101,21 @@ def _judged(
                 advice="keep protection.reference_samples, and the size of circles with it, from study to study",
             )
         for row in rows:
+            if set(context.layout.names) - {METRICS_BLOCK}:  # Measurements are in no combination.
+                check_growth(row, known.combined, agreed=agreed, colluders=context.colluders)
             check_together(row, {*known.rows, *_told(cohort)}, agreed=agreed, colluders=context.colluders)
-        return Known(rows=after, agreed=agreed, weighting=context.weighting)
+        return replace(known, rows=after, agreed=agreed, weighting=context.weighting)
+
+    return judge
+
+
+def _judged_combination(context: RoundContext, cohort: SignedCohort[E]) -> Callable[[Known], Known]:
+    """Remembered before anything is given: what is opened of a combination and a later sum may differ by one site."""
+
+    def judge(known: Known) -> Known:
+        agreed = (known.agreed - set(cohort.names)) | cohort.agreed
+        check_growth(cohort.names, {*known.rows, *_told(cohort)}, agreed=agreed, colluders=context.colluders)
+        return replace(known, combined=known.combined | {cohort.names})
 
     return judge
 
