@@ -148,6 +148,8 @@ def check(
         sizes = " and ".join(map(str, circles)) if len(circles) < 4 else f"{min(circles)} to {max(circles)}"
         several = "s" if len(circles) > 1 else ""
         typer.echo(f"{len(circles)} circle{several} of {sizes} sites; a circle opens when all of it is there")
+        if study.declares:
+            typer.echo("who is in which follows from what sites declare to share, before the first round")
     elif spare:
         typer.echo(f"of {taking_part} sites {spare} may drop out of a round")
     else:
