@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from secure_fl.study.start import Outline
     from secure_fl.tasks.base import Task
 
-STUDY_VERSION = 3  # 1 had settings of single protections beside those all have; 2 no initial model and no circles
+# 1 had settings of single protections beside those all have; 2 no initial model and no circles; 3 no privacy
+STUDY_VERSION = 4
+
+# Under differential privacy: measurements leave without noise, so that no ε covers them.
+PLAIN_METRICS = "metrics-without-noise"
 
 DEFAULT_CLIP = 1.0  # of a task that names none, and of a study that was not completed
 
@@ -153,12 +157,16 @@ class ProtectionSection(_WithSettings):
 
 
 class PrivacySection(Settings):
-    """Differential privacy."""
+    """Differential privacy: what the study may cost at each site, and about whom (docs/privacy.md)."""
 
     mode: Literal["none", "dp-sgd", "distributed"] = "none"
-    epsilon: float | None = Field(None, gt=0)
+    unit: Literal["record", "group"] = "record"
+    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
     delta: float | None = Field(None, gt=0, lt=1)
-    clip: float | None = Field(None, gt=0)
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)  # the largest norm of one unit's gradient
+    group_rows: int = Field(4, ge=1, le=10_000)  # of one group, that count in a step
+    spare_attempts: int = Field(2, ge=0, le=100_000)  # trainings beyond one a round that the noise is enough for
+    rationale: str = Field("", max_length=4000)  # why this much: for whoever reads a site's audit
 
 
 class RoundsSection(Settings):
@@ -362,8 +370,12 @@ class Study(Settings):
         """The promises that this study gives up, by name: a site takes part only if its own file lists each."""
         protection = self.make_protection()
         changing = self.protection.recovery and not protection.coordinator_sees_updates
-        named = (*self.make_strategy().exceptions, *protection.exceptions)
-        return frozenset((*named, CHANGING_COHORTS) if changing else named)
+        named = {*self.make_strategy().exceptions, *protection.exceptions}
+        if changing:
+            named.add(CHANGING_COHORTS)
+        if self.privacy.mode != "none" and self.metrics.share != "none":
+            named.add(PLAIN_METRICS)
+        return frozenset(named)
 
     def check(self, *, nodes: int | None = None) -> Layout:
         """Everything that can be known without a site: names exist, parts fit together, enough sites, the first model.
@@ -374,17 +386,14 @@ class Study(Settings):
         """
         # Imported here: the registries are light, the task itself needs torch.
         from secure_fl import tasks
+        from secure_fl.study.private import require_private
         from secure_fl.tasks.model_blocks import initial_blocks
 
         require_known("strategy", self.strategy.name, strategies.known())
         require_known("protection", self.protection.kind, protect.known())
-        if self.privacy.mode != "none":
-            raise SettingsError(
-                f"privacy.mode {self.privacy.mode!r} is not available in this version",
-                advice='use mode = "none"',
-            )
         strategy, protection = self.make_strategy(), self.make_protection()
         task = tasks.create(self.task.name, self.task.settings)
+        require_private(self, strategy, task)
         if self.study.initial:
             layout = self._outline(task, strategy).whole
         else:
