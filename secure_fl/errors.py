@@ -94,6 +94,13 @@ class ModelTooLargeError(SettingsError):
     status = "FAILED_PRECONDITION"
 
 
+class ModelNotPrivateError(SettingsError):
+    """A model whose rows influence each other's gradients, or one for which no gradient per row can be computed."""
+
+    code = "ModelNotPrivate"
+    advice = "replace batch normalisation by GroupNorm or LayerNorm, and give every layer one row of input per row"
+
+
 class InitialModelError(SettingsError):
     """A study names another initial model than the one its seed makes here."""
 
@@ -394,6 +401,13 @@ class TrainingError(RoundError):
     """Local training failed or its process died."""
 
     code = "Training"
+
+
+class UnaccountedTrainingError(TrainingError):
+    """A strategy would train on the data in a way that was not charged. Raised before it does."""
+
+    code = "UnaccountedTraining"
+    advice = "correct the strategy: `fit` and `charged_epochs` disagree, or a part without noise runs too early"
 
 
 # --- storage ----------------------------------------------------------------------------------------------

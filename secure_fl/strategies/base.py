@@ -115,6 +115,30 @@ class Strategy(ABC):
     def explain(self) -> tuple[str, ...]:
         """What leaves a site and what stays, in sentences for a site operator."""
 
+    # --- differential privacy -------------------------------------------------------------------------------
+    #
+    # Whatever influences anything that leaves a site, in this round or a later one, is trained under noise, was fixed
+    # before the data were seen, or is public. What influences nothing that leaves may train freely (`Site.free`).
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Whoever trains in a way of its own says anew what that costs: what its parent said was of another `fit`."""
+        super().__init_subclass__(**kwargs)
+        if "fit" in vars(cls) and "charged_epochs" not in vars(cls):
+            cls.charged_epochs = Strategy.charged_epochs  # type: ignore[method-assign]
+
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """How many passes over a site's data train under noise in round `number`; without one, the most in any round.
+
+        `Site` puts noise on every step unless the strategy asks it not to, so this counts what `fit` does. None, the
+        default: the strategy does not say what shapes its update, and is refused under differential privacy.
+        """
+        return None
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """Under differential privacy: what trains under noise, what without and never leaves. For a site operator."""
+        return ()
+
     # --- node half ------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -38,14 +38,27 @@ class Ditto(FedAvg):
             "Stays: the data and a second, personal model, which is the one the site predicts with.",
         )
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """Those of w; v trains without noise."""
+        return self.settings.epochs
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return (
+            "Under noise: all training of the common model.",
+            "Without noise: the personal model. It never leaves, and nothing that leaves is made from it.",
+        )
+
     def fit(self, site: Site) -> Blocks:
         """Algorithm 1: w_k by local SGD from w_t, as in FedAvg; v_k by SGD that is pulled towards w_t."""
         change = super().fit(site)
-        site.load(site.received)
-        common = site.snapshot()
-        site.load(self.inference(site))
-        site.train(penalty=site.pull(common, self.settings.lam / 2), epochs=self.settings.personal_epochs)
-        site.personal = site.blocks()
+        with site.free():  # v is read here and by `inference` alone, and w never starts from it.
+            site.load(site.received)
+            common = site.snapshot()
+            site.load(self.inference(site))
+            site.train(penalty=site.pull(common, self.settings.lam / 2), epochs=self.settings.personal_epochs)
+            site.personal = site.blocks()
         return change
 
     def inference(self, site: Site) -> Blocks:

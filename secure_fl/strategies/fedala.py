@@ -51,11 +51,24 @@ class FedALA(FedAvg):
             "its own and the common model.",
         )
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """All of them."""
+        return self.settings.epochs
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return (
+            "Under noise: all training.",
+            "Off: the local weights per parameter. They would be learnt from the data and shape what leaves, so under "
+            "differential privacy this is FedAvg: each site starts from the common model as it is.",
+        )
+
     def fit(self, site: Site) -> Blocks:
         """Aggregate locally, then local SGD from there; all of it leaves, as a change of the common model."""
         weights = self._aggregate(site)
         site.train()
-        site.personal = {**site.blocks(), **weights}
+        site.personal = {} if site.privacy is not None else {**site.blocks(), **weights}
         return site.change(site.layout.names)
 
     def inference(self, site: Site) -> Blocks:
@@ -66,6 +79,9 @@ class FedALA(FedAvg):
 
     def _aggregate(self, site: Site) -> dict[str, Vector]:
         """Put Θ̂_i into the model, and return W_i as it is to be kept."""
+        if site.privacy is not None:
+            site.load(site.received)
+            return {}
         higher = site.layout.names[-self.settings.layers :]
         site.load({name: site.personal[name] for name in higher if name in site.personal})
         own = site.snapshot(higher)

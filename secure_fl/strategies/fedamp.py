@@ -50,6 +50,15 @@ class FedAMP(AttentionStrategy):
             *self.explain_comparing(),
         )
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """All of them."""
+        return self.settings.epochs
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return ("Under noise: all training. The distances between sites are those of models under noise.",)
+
     def fit(self, site: Site) -> Blocks:
         """(6), from u_i."""
         site.load(self._mixture(site))

@@ -118,6 +118,18 @@ class FedASA(Strategy):
 
     # --- node half ------------------------------------------------------------------------------------------
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """All of them: the head and the cells that stay shape those that leave."""
+        return self.settings.epochs
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return (
+            "Under noise: all training, also of the blocks that stay: they shape those that leave. How deep a site "
+            "shares follows from its model under noise and from the auxiliary inputs, which are public.",
+        )
+
     def fit(self, site: Site) -> Blocks:
         """Algorithm 1, lines 21–24; in a site's first t_0 rounds also line 6, on the model it has just trained."""
         depth, rounds = self.depth(site), site.state.get(_ROUNDS, 0)

@@ -27,6 +27,15 @@ class FedAvg(Strategy):
             "Stays: the data. There is no personal model.",
         )
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """All of them: everything that is trained leaves."""
+        return self.settings.epochs
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return ("Under noise: all training.",)
+
     def fit(self, site: Site) -> Blocks:
         """Local SGD from the received model."""
         site.load(site.received)

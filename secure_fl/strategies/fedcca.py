@@ -60,6 +60,31 @@ class FedCCA(AttentionStrategy):
             *self.explain_comparing(),
         )
 
+    def charged_epochs(self, number: int | None = None) -> int | None:
+        """Those of θ and, until sites have been compared for the last time, those of φ."""
+        return self.settings.epochs + (self._encoder_epochs if number is None or self._compares_yet(number) else 0)
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return (
+            "Under noise: all training, of both models: others learn distances of the second one.",
+            f"Cost: {self.settings.epochs} passes over the data for the first model and {self._encoder_epochs} for the "
+            f"second, which stops training after round {self._last_comparison}, the last in which sites are compared.",
+        )
+
+    @property
+    def _encoder_epochs(self) -> int:
+        return self.settings.encoder_epochs or self.settings.epochs
+
+    @property
+    def _last_comparison(self) -> int:
+        return self.settings.combine_from + (self.settings.comparisons - 1) * self.settings.compare_every
+
+    def _compares_yet(self, number: int) -> bool:
+        """Whether φ still has to tell something, in this round or a later one."""
+        return number <= self._last_comparison
+
     def fit(self, site: Site) -> Blocks:
         """(2) from the combination (7), then (3) from where φ was: the study's common start in the first round."""
         site.load(self._combined(site))
@@ -67,7 +92,8 @@ class FedCCA(AttentionStrategy):
         theta, change = site.blocks(), site.change(site.layout.names)
 
         site.load(site.initial, {name: site.personal[_phi(name)] for name in theta if _phi(name) in site.personal})
-        site.train(epochs=self.settings.encoder_epochs)
+        if not site.noised or site.round is None or self._compares_yet(site.round):
+            site.train(epochs=self.settings.encoder_epochs)
         site.personal = {**theta, **{_phi(name): vector for name, vector in site.blocks().items()}}
         return change
 

@@ -28,6 +28,15 @@ class FedPer(Strategy):
             "Stays: the data and the head, the last block(s).",
         )
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """All of them: the head shapes the body that leaves."""
+        return self.settings.epochs
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return ("Under noise: all training, of the head too, since it shapes the body that leaves.",)
+
     def fit(self, site: Site) -> Blocks:
         """Train body and head together, keep the head."""
         site.load(self.inference(site))

@@ -30,6 +30,10 @@ class FedProx(FedAvg):
     Settings = FedProxSettings
     settings: FedProxSettings
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """All of them: the pull depends on weights only and costs nothing."""
+        return self.settings.epochs
+
     def fit(self, site: Site) -> Blocks:
         """Local SGD on the proximal objective."""
         site.load(site.received)

@@ -31,6 +31,20 @@ class FedRep(FedPer):
     Settings = FedRepSettings
     settings: FedRepSettings
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """Those of the head and those of the body: the one shapes the other."""
+        return self.settings.head_epochs + self.settings.epochs
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        s = self.settings
+        return (
+            "Under noise: all training, of the head too, since it shapes the body that leaves.",
+            f"Cost: {s.head_epochs} passes over the data for the head and {s.epochs} for the body, in every round. "
+            "A smaller strategy.head_epochs leaves more of the budget to each.",
+        )
+
     def fit(self, site: Site) -> Blocks:
         """The head to the body, then the body to the head; the head is kept."""
         site.load(self.inference(site))

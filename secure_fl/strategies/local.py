@@ -25,9 +25,19 @@ class Local(Strategy):
         """For `study show`."""
         return ("Leaves: nothing of the model.", "Stays: everything.")
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """None of them: nothing leaves."""
+        return 0
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return ("Without noise: all training. Nothing of it leaves.",)
+
     def fit(self, site: Site) -> Blocks:
         """Train the site's own model a little further."""
-        site.load(self.inference(site))
-        site.train()
-        site.personal = site.blocks()
+        with site.free():
+            site.load(self.inference(site))
+            site.train()
+            site.personal = site.blocks()
         return {}

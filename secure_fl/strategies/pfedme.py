@@ -5,6 +5,7 @@ F_k(w) = min_θ f_k(θ) + λ/2·‖θ − w‖²,   ∇F_k(w) = λ(w − θ̂_k(
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from secure_fl.strategies.base import Aggregate, LocalTraining, State
 from secure_fl.strategies.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from secure_fl.strategies.site import Site
+    from secure_fl.strategies.site import Site, Step
 
 
 class PFedMeSettings(LocalTraining):
@@ -41,6 +42,19 @@ class PFedMe(FedAvg):
             "Stays: the data and the personal model θ, which is the one the site predicts with.",
         )
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """K for each of the epochs: every inner step is one on a sample of its own."""
+        return self.settings.epochs * self.settings.inner_steps
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return (
+            "Under noise: all training. The personal model shapes the common one, which leaves.",
+            f"Cost: {self.settings.inner_steps} passes over the data for every epoch, since each of the "
+            "strategy.inner_steps on one batch is here a step on a sample of its own.",
+        )
+
     # --- node half ------------------------------------------------------------------------------------------
 
     def fit(self, site: Site) -> Blocks:
@@ -51,14 +65,24 @@ class PFedMe(FedAvg):
         penalty = site.pull(common, s.lam / 2)  # towards w as it moves
         optimizer = site.optimizer()
         site.model.train()
-        for batch in site.batches():
-            for _ in range(s.inner_steps):
+        for inner in self._batches(site):
+            for batch in inner:
                 site.descend(optimizer, batch, penalty=penalty)
             for w, personal in zip(common, theta, strict=True):
                 w.sub_(s.outer_rate * s.lam * (w - personal.detach()))
         site.personal = site.blocks()
         site.restore(common)
         return site.change(site.layout.names)
+
+    def _batches(self, site: Site) -> Iterator[tuple[Step, ...]]:
+        """The K batches of each outer step: one of them K times. Under noise K samples: steps on one cost far more."""
+        s = self.settings
+        if site.noised:
+            samples = site.batches(s.epochs * s.inner_steps)
+            yield from zip(*[samples] * s.inner_steps, strict=True)
+        else:
+            for batch in site.batches():
+                yield (batch,) * s.inner_steps
 
     def inference(self, site: Site) -> Blocks:
         """θ of the last round; until there is one, the common model."""

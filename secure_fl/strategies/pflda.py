@@ -54,24 +54,43 @@ class PFLDA(Strategy):
             "Stays: the data, the encoder, and a personal decoder, which is the one the site predicts with.",
         )
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """Those of (5): β shapes w, which leaves; γ shapes nothing that does."""
+        return self.settings.epochs
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        together = "Under noise: all training of the global decoder and of the encoder, which shapes it."
+        if self.settings.simple:
+            return (together,)
+        return (
+            together,
+            "Without noise: the personal decoder. It never leaves, and nothing that leaves is made from it.",
+        )
+
     def fit(self, site: Site) -> Blocks:
         """Algorithms 2 and 3, with the encoder kept from round to round (the printed β^{t,0} = w^t has no meaning)."""
         decoder = tuple(site.received)
-        gamma = self.inference(site)
+        encoder = tuple(name for name in site.layout.names if name not in decoder)
+        kept = self.inference(site)
+        gamma = {name: kept[name] for name in decoder}
 
-        # Algorithm 2, on (5): E epochs on β and w together, from the global decoder.
-        site.load(gamma, site.received)
+        # Algorithm 2, on (5): E epochs on β and w together, from the global decoder. γ has no part in it.
+        site.load({name: kept[name] for name in encoder}, site.received)
         global_decoder = site.snapshot(decoder)
         site.train()
         change = site.change(decoder)
         if self.settings.simple:
-            site.personal = site.blocks(name for name in site.layout.names if name not in decoder)
+            site.personal = site.blocks(encoder)
             return change
+        site.personal = {**site.blocks(encoder), **gamma}
 
         # Algorithm 3, on (4): E epochs on γ alone, at the new β, pulled towards w as it was received.
-        site.load({name: gamma[name] for name in decoder})
-        site.train(only=decoder, penalty=site.pull(global_decoder, self.settings.lam, decoder))
-        site.personal = site.blocks()
+        with site.free():
+            site.load(gamma)
+            site.train(only=decoder, penalty=site.pull(global_decoder, self.settings.lam, decoder))
+            site.personal = site.blocks()
         return change
 
     def inference(self, site: Site) -> Blocks:

@@ -54,6 +54,20 @@ class PFLSensing(FedAvg):
             "Stays: the data, the number of samples per class, the customised model and its weights per block.",
         )
 
+    def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
+        """Those of w; v and α train without noise."""
+        return self.settings.epochs
+
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return (
+            "Under noise: all training of the common model. Every record weighs the same: how many a site has of each "
+            "class is private.",
+            "Without noise: the customised model and its weights per block. They never leave, and nothing that leaves "
+            "is made from them.",
+        )
+
     def fit(self, site: Site) -> Blocks:
         """Training phase for w and v, then aggregation phase for v̄."""
         site.load(site.received)
@@ -61,6 +75,12 @@ class PFLSensing(FedAvg):
         local = site.blocks()
         change = site.change(site.layout.names)
 
+        with site.free():
+            self._customise(site, local)
+        return change
+
+    def _customise(self, site: Site, local: Blocks) -> None:
+        """(7) to (11): v, α and v̄, of which nothing leaves."""
         site.load(self.inference(site))
         site.train()
         intermediate = site.blocks()
@@ -74,15 +94,17 @@ class PFLSensing(FedAvg):
         site.note("alpha", alpha)
         site.personal = mix(alpha, intermediate, local, retained)
         site.state = {_ALPHA: alpha, _ROUNDS: rounds + 1}
-        return change
 
     def inference(self, site: Site) -> Blocks:
         """v̄; until there is one, the common model, which is where v starts."""
         return site.complete(site.received, site.personal)
 
     def _balanced(self, site: Site) -> Loss | None:
-        """(5): the task's loss with weight μ_j for class j; where there are no classes, the task's loss."""
-        if site.task.kind != "classification":
+        """(5): the task's loss with weight μ_j for class j; where there are no classes, the task's loss.
+
+        Under noise, too: class counts are private, and one record more would change the weight of every other.
+        """
+        if site.task.kind != "classification" or site.noised:
             return None
         weights = class_weights(site.data.train.targets)
 

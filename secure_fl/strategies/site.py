@@ -1,28 +1,40 @@
-"""What a strategy's node half works with: one site's model, data and memory, inside the training process."""
+"""What a strategy's node half works with: one site's model, data and memory, inside the training process.
+
+Under differential privacy (`privacy`) every step on the data is one of DP-SGD: `batches` yields secret samples and
+`descend` puts noise on the gradient, so that a strategy that goes through them trains under noise without a word. What
+never influences anything that leaves may train without noise, in `free`.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from secure_fl.blocks import Blocks, Layout, Vector
-from secure_fl.errors import SettingsError
+from secure_fl.errors import SettingsError, UnaccountedTrainingError
 from secure_fl.strategies.training import Array, LocalTraining
 from secure_fl.tasks.model_blocks import layout_of, read_blocks, write_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from secure_fl.privacy.dp_sgd import NoisyTraining, Sample
+    from secure_fl.privacy.mechanism import Mechanism
     from secure_fl.tasks.base import LocalData, Metrics, Task
 
 Penalty = Callable[["nn.Module"], "Tensor"]
 Loss = Callable[["Tensor", "Tensor"], "Tensor"]  # of outputs and targets: a batch's mean
-Batch = tuple["Tensor", "Tensor"]
+Batch: TypeAlias = "tuple[Tensor, Tensor]"  # inputs and targets
+Step: TypeAlias = "Batch | Sample"  # what one step is taken on; under noise, a secret sample
+
+log = logging.getLogger(__name__)
 
 
 class Site:
@@ -33,6 +45,10 @@ class Site:
     `state` is what the strategy remembers besides, in the types of JSON; what `fit` leaves in it is kept too.
     `combination` is what the last *combine* opened here, and nowhere else. `traces` are the round's notes. `shipped` is
     what the strategy's coordinator half sent beside the model, `budget` how many parameters the site lets go at once.
+
+    With `privacy`, training is under noise; `reserved_steps` is how many steps were set aside for it, and a further one
+    raises. `privacy_seed` is for simulations alone: it has to differ in every execution, and voids the guarantee.
+    `round` is the study's, where the caller has it.
     """
 
     def __init__(
@@ -50,6 +66,10 @@ class Site:
         shipped: Mapping[str, Array] | None = None,
         budget: int | None = None,
         state: Mapping[str, Any] | None = None,
+        round: int | None = None,  # noqa: A002
+        privacy: Mechanism | None = None,
+        privacy_seed: bytes | None = None,
+        reserved_steps: int = 0,
     ) -> None:
         self.task = task
         self.data = data
@@ -69,6 +89,61 @@ class Site:
         self._shuffle = torch.Generator().manual_seed(seed)
         self.model = task.model().to(self.device)
         self.layout: Layout = layout_of(task, self.model)
+        self.round = round
+        self.privacy = privacy
+        self._free = 0  # how many `free` we are in
+        self._freed = False  # whether the model may have been changed without noise
+        self._noisy = None if privacy is None else self._noisy_training(privacy, privacy_seed, reserved_steps)
+
+    def _noisy_training(self, privacy: Mechanism, seed: bytes | None, reserved_steps: int) -> NoisyTraining:
+        from secure_fl.privacy.dp_sgd import NoisyTraining
+        from secure_fl.privacy.noise import PrivateRandomness
+
+        randomness = PrivateRandomness(seed)
+        torch.manual_seed(randomness.torch_seed())  # Dropout must not follow from a seed that others know.
+        return NoisyTraining(
+            privacy,
+            model=self.model,
+            split=self.data.train,
+            reserved_steps=reserved_steps,
+            randomness=randomness,
+        )
+
+    @property
+    def noised(self) -> bool:
+        """Whether training is under noise here and now."""
+        return self._noisy is not None and not self._free
+
+    @property
+    def noised_steps(self) -> int:
+        """How many steps under noise were taken so far."""
+        return 0 if self._noisy is None else self._noisy.steps
+
+    @property
+    def left_out(self) -> int:
+        """How often, under noise, a unit had no finite gradient and counted as zero. For the site's own log only."""
+        return 0 if self._noisy is None else self._noisy.left_out
+
+    @contextmanager
+    def free(self) -> Iterator[None]:
+        """Train without noise what never influences anything that leaves. Without `privacy` it makes no difference.
+
+        With it, a free part comes last: afterwards nothing can be trained under noise and no `change` be taken, unless
+        the free part was `aside`. And it has no say in whether the site answers: what fails in it is logged, the rest
+        of it is passed over, and the round goes on. So what it makes is kept inside the block, or not at all.
+        """
+        if self._noisy is None:
+            yield
+            return
+        self._free, self._freed = self._free + 1, True
+        try:
+            yield
+        except Exception:
+            if self._free > 1:
+                raise
+            log.exception("a part that trains without noise failed; what it makes is as it was before this round")
+        finally:
+            self._free -= 1
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -96,6 +171,7 @@ class Site:
 
     def change(self, names: Iterable[str]) -> dict[str, Vector]:
         """What training changed in the blocks `names`, relative to what was received."""
+        self._require_not_freed()
         self.model.zero_grad(set_to_none=True)  # as large as the model, and of no use any more
         changed = self.blocks(names)
         with np.errstate(invalid="ignore", over="ignore"):  # What is not finite counts as unchanged later.
@@ -110,12 +186,18 @@ class Site:
         epochs: int | None = None,
         only: Iterable[str] | None = None,
         loss: Loss | None = None,
+        free: bool = False,
     ) -> None:
         """Minimise the task's loss, or `loss`, plus `penalty` of the model on the local training data.
 
         `only` names the blocks to train. The others stay as they are to the last bit: they run in evaluation mode, so
-        that no running statistic moves either.
+        that no running statistic moves either. `free`: see `free`. A `penalty` may depend on weights only: its gradient
+        is added after clipping and noise.
         """
+        if free:
+            with self.free():
+                self.train(penalty=penalty, epochs=epochs, only=only, loss=loss)
+            return
         trained = self.layout.names if only is None else self.layout.select(only).names
         optimizer = self.optimizer(trained)
         self.model.train()
@@ -123,9 +205,17 @@ class Site:
             for batch in self.batches(epochs):
                 self.descend(optimizer, batch, penalty=penalty, loss=loss)
 
-    def batches(self, epochs: int | None = None, *, rows: Tensor | None = None) -> Iterator[Batch]:
-        """The training data, or only `rows` of them, in a new order every epoch."""
+    def batches(self, epochs: int | None = None, *, rows: Tensor | None = None) -> Iterator[Step]:
+        """The training data, or only `rows` of them, in a new order every epoch.
+
+        Under noise, samples: as many as stand for so many passes over the data, each for one step.
+        """
         split, settings = self.data.train, self.training
+        if self._noisy is not None and self.noised:
+            if rows is not None:
+                raise UnaccountedTrainingError("samples under noise are drawn from all rows")
+            yield from self._noisy.samples(settings.epochs if epochs is None else epochs)
+            return
         rows = torch.arange(len(split)) if rows is None else rows
         inputs, targets = split.inputs.to(self.device), split.targets.to(self.device)
         for _ in range(settings.epochs if epochs is None else epochs):
@@ -141,7 +231,7 @@ class Site:
     def descend(
         self,
         optimizer: torch.optim.Optimizer,
-        batch: Batch,
+        batch: Step,
         *,
         penalty: Penalty | None = None,
         loss: Loss | None = None,
@@ -151,12 +241,18 @@ class Site:
         self.backward(batch, penalty=penalty, loss=loss)
         optimizer.step()
 
-    def backward(self, batch: Batch, *, penalty: Penalty | None = None, loss: Loss | None = None) -> float:
+    def backward(self, batch: Step, *, penalty: Penalty | None = None, loss: Loss | None = None) -> float:
         """Add the gradient of the loss on one batch to the parameters' `grad`; returns the loss.
 
         Where the loss or a gradient is NaN or infinite, no parameter has a `grad` afterwards and the batch counts for
         nothing: whoever made the model could otherwise see in a site's silence that it has a certain record.
+
+        Under noise the `grad` is the noised one, record by record or group by group, and the loss is not told.
         """
+        if not isinstance(batch, tuple):
+            return self._noisy_backward(batch, penalty=penalty, loss=loss)
+        if self.noised:
+            raise UnaccountedTrainingError("a step under noise on rows that were not sampled for it")
         inputs, targets = batch
         value = (loss or self.task.loss)(self.model(inputs), targets)
         if penalty is not None:
@@ -168,6 +264,27 @@ class Site:
             self.model.zero_grad(set_to_none=True)
             self.skipped += 1
         return float(value.detach())
+
+    def _noisy_backward(self, sample: Sample, *, penalty: Penalty | None, loss: Loss | None) -> float:
+        from secure_fl.privacy.per_unit import row_losses
+
+        if self._noisy is None:
+            raise UnaccountedTrainingError("a sample of another site")
+        self._require_not_freed()
+        self._noisy.descent(sample, row_losses(self.task, loss))
+        if penalty is not None:  # Of weights that are under noise already.
+            parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            slopes = torch.autograd.grad(penalty(self.model), parameters, allow_unused=True)
+            for parameter, slope in zip(parameters, slopes, strict=True):
+                if slope is not None and parameter.grad is not None:
+                    parameter.grad += slope
+        return math.nan
+
+    def _require_not_freed(self) -> None:
+        if self._noisy is not None and self._freed:
+            raise UnaccountedTrainingError(
+                "the model was trained without noise before: that must not reach what leaves"
+            )
 
     def pull(self, anchor: Sequence[Tensor], strength: float, only: Iterable[str] | None = None) -> Penalty:
         """The penalty strength·‖θ − anchor‖², where θ and the anchor are those of the blocks `only`, or of all."""
@@ -198,13 +315,14 @@ class Site:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Try something out: afterwards the model and all randomness are as if it had not happened."""
-        before, order = deepcopy(self.model.state_dict()), self._shuffle.get_state()
+        before, order, freed = deepcopy(self.model.state_dict()), self._shuffle.get_state(), self._freed
         try:
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
                 yield
         finally:
             self.model.load_state_dict(before)
             self._shuffle.set_state(order)
+            self._freed = freed  # Samples and noise do not go back: they are never used twice.
 
     def note(self, name: str, values: Mapping[str, float]) -> None:
         """Write numbers in the site's own diary, by part of the model; they never leave the site."""

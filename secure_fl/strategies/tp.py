@@ -37,9 +37,18 @@ class TrainThenPersonalise(FedAvg):
             "Stays: the data and the fine-tuned model, which is the one the site predicts with.",
         )
 
+    @property
+    def private_notes(self) -> tuple[str, ...]:
+        """For `study show`."""
+        return (
+            "Under noise: all training of the common model.",
+            "Without noise: the fine-tuned model. It is made anew from each received model and never leaves.",
+        )
+
     def inference(self, site: Site) -> Blocks:
         """The received model after local SGD. Made aside, so that `fit` draws and returns what FedAvg's would."""
-        with site.aside():
+        with site.aside(), site.free():
             site.load(site.received)
             site.train(epochs=self.settings.personal_epochs)
             return site.blocks()
+        return site.complete(site.received)  # Under privacy, where fine-tuning failed.

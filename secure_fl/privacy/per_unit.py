@@ -1,0 +1,243 @@
+"""The gradient of every unit by itself, clipped, and added up.
+
+A unit is a record, or a group of records whose rows are averaged. Two ways lead to the same numbers: Opacus, for any
+model it accepts, and `quick`, one pass backwards for models of common layers (`privacy.quick`). In both, the norm that
+decides how much of a unit is taken is that of the vector that is added: what is computed in two ways may differ by
+rounding, and rounding must not carry a unit beyond the clip.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from secure_fl.errors import DataError, ModelNotPrivateError, SecureFLError
+
+if TYPE_CHECKING:
+    from secure_fl.tasks.base import Task
+
+# Norms are rounded too: this much below the clip, float32 cannot carry a unit above it.
+_BELOW = 1 - 2.0**-16
+log = logging.getLogger(__name__)
+
+RowLosses = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets: one number per row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """The rows of the units of one step. Unit u has some of them, each with the same share; together they make 1."""
+
+    inputs: Tensor
+    targets: Tensor
+    unit: Tensor  # of each row: 0, 1, …, units − 1
+    units: int
+    single: bool = True  # row u is all that unit u has
+
+    def of(self, unit: int) -> Rows:
+        """One unit's rows alone."""
+        mine = self.unit == unit
+        owner = torch.zeros_like(self.unit[mine])
+        return Rows(inputs=self.inputs[mine], targets=self.targets[mine], unit=owner, units=1, single=len(owner) == 1)
+
+    def share(self) -> Tensor:
+        """Of each row, in its unit's mean."""
+        return 1 / torch.bincount(self.unit, minlength=self.units)[self.unit]
+
+
+class UnitGradients(Protocol):
+    """The gradients of one parameter, one for each unit."""
+
+    def squared_norms(self, units: int) -> Tensor:
+        """In float64, so that no square overflows."""
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ_u weights_u·gradient_u. A unit of weight 0 is left out, whatever its gradient: 0·∞ is no number."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """One tensor, the units first."""
+
+    values: Tensor
+
+    def squared_norms(self, units: int) -> Tensor:  # noqa: ARG002
+        """Σ of squares."""
+        squares: Tensor = torch.linalg.vector_norm(self.values.flatten(1), dim=1, dtype=torch.float64).square()
+        return squares
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Over the units of a weight above 0."""
+        values, kept = self.values, weights > 0
+        if not kept.all():
+            weights, values = weights[kept], values[kept]
+        return (weights @ values.flatten(1)).view(self.values.shape[1:])
+
+
+def by_unit(values: Tensor, rows: Rows) -> Dense:
+    """Units' gradients from those of rows, one after the other in `values`."""
+    if rows.single:
+        return Dense(values)
+    share = rows.share().to(values.dtype).view(-1, *[1] * (values.dim() - 1))
+    return Dense(values.new_zeros(rows.units, *values.shape[1:]).index_add_(0, rows.unit, values * share))
+
+
+class PerUnitGradients:
+    """Clipped sums of the gradients of a model's trainable parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._quick = True  # until the model turns out to be none for it
+        self.left_out = 0  # units that had no finite gradient and counted as zero
+
+    def clipped_sum(self, rows: Rows, losses: RowLosses, clip: float) -> list[tuple[nn.Parameter, Tensor]]:
+        """For every trainable parameter Σ_u min(1, clip/‖g_u‖)·g_u, the norm being that over all of them.
+
+        A unit without a finite gradient, or on which the model's code raises, contributes zero, and no other unit is
+        touched by it. Raises `ModelNotPrivateError` for a model that cannot be trained this way.
+        """
+        require_separable(self._model)
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        zeros = [(parameter, torch.zeros_like(parameter)) for parameter in trained]
+        if rows.units == 0:
+            return zeros
+        try:
+            return self._batch(rows, losses, clip)
+        except SecureFLError:
+            raise
+        except Exception as error:
+            if rows.units == 1:
+                log.warning("a unit on which the model fails (%s) counts as zero", type(error).__name__)
+                self.left_out += 1
+                return zeros
+        # Something in the batch made the model's code fail. Alone, each unit fails for itself only.
+        alone = [self.clipped_sum(rows.of(unit), losses, clip) for unit in range(rows.units)]
+        return [(p, torch.stack([sums[i][1] for sums in alone]).sum(dim=0)) for i, p in enumerate(trained)]
+
+    def _batch(self, rows: Rows, losses: RowLosses, clip: float) -> list[tuple[nn.Parameter, Tensor]]:
+        gradients = self._gradients(rows, losses)
+        norms = torch.zeros(rows.units, dtype=torch.float64, device=rows.unit.device)
+        for _, found in gradients:
+            if found is not None:
+                norms += found.squared_norms(rows.units)
+        finite = torch.isfinite(norms)
+        # Where the norm is 0 the quotient is infinite, and 1 is the smaller.
+        weights = torch.where(finite, (clip * _BELOW / norms.sqrt()).clamp(max=1.0), 0.0).float()
+        self.left_out += rows.units - int(finite.sum())
+        return [
+            (parameter, torch.zeros_like(parameter) if found is None else found.weighted_sum(weights))
+            for parameter, found in gradients
+        ]
+
+    def _gradients(self, rows: Rows, losses: RowLosses) -> Sequence[tuple[nn.Parameter, UnitGradients | None]]:
+        from secure_fl.privacy.quick import NotQuickError, quick_gradients
+
+        before = [(buffer, buffer._version) for buffer in self._model.buffers()]
+        try:
+            if not self._quick:
+                return opacus_gradients(self._model, rows, losses)
+            try:
+                return quick_gradients(self._model, rows, losses)
+            except NotQuickError:
+                self._quick = False
+                return opacus_gradients(self._model, rows, losses)
+        finally:
+            if any(buffer._version != version for buffer, version in before):
+                raise ModelNotPrivateError("training changes a buffer of this model, which no noise would cover")
+
+
+def require_separable(model: nn.Module) -> None:
+    """Raise `ModelNotPrivateError` for layers through which the rows of a batch influence each other."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise ModelNotPrivateError(f"layer {name!r} normalises over the batch: every row moves every other")
+
+
+def opacus_gradients(
+    model: nn.Module, rows: Rows, losses: RowLosses
+) -> list[tuple[nn.Parameter, UnitGradients | None]]:
+    """Every unit's gradient by Opacus' `GradSampleModule`, which accepts almost any model."""
+    from opacus import GradSampleModule
+
+    # Wrapped for one pass only: hooks that stayed would slow down training without noise, and after an exception they
+    # would match the activations of one batch with the gradients of another.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own hooks, and of layers for which it uses torch.func
+        try:
+            wrapped = GradSampleModule(model, loss_reduction="sum")
+        except NotImplementedError as error:
+            raise ModelNotPrivateError("Opacus finds no gradient per row for a layer of this model") from error
+        try:
+            total_of(losses, wrapped(rows.inputs), rows.targets).backward()  # type: ignore[no-untyped-call]
+            return [(parameter, _dense(parameter, rows)) for parameter in model.parameters() if parameter.requires_grad]
+        finally:
+            wrapped.to_standard_module()
+            for module in model.modules():
+                module.__dict__.pop("activations", None)
+                module.__dict__.pop("max_batch_len", None)
+            model.zero_grad(set_to_none=True)
+
+
+def _dense(parameter: nn.Parameter, rows: Rows) -> UnitGradients | None:
+    found = getattr(parameter, "grad_sample", None)
+    if parameter.grad is None and found is None:
+        return None  # The loss does not depend on it.
+    if not isinstance(found, Tensor) or len(found) != len(rows.unit):
+        raise ModelNotPrivateError("Opacus finds no gradient per row for a parameter of this model")
+    return by_unit(found, rows)
+
+
+def total_of(losses: RowLosses, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Σ of the rows' losses; `ModelNotPrivateError` where there is not one for each row."""
+    if len(outputs) != len(targets):
+        raise ModelNotPrivateError(f"the model makes {len(outputs)} outputs of {len(targets)} rows")
+    found = losses(outputs, targets)
+    if found.shape != targets.shape[:1]:
+        raise ModelNotPrivateError("the loss is not one number for each row")
+    return found.sum()
+
+
+def row_losses(task: Task, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> RowLosses:
+    """The loss of each row as if it were alone, from a task's loss or from `loss`, both of which give a batch's mean.
+
+    Not the batch's mean times its size: a loss that divides by something else, as cross-entropy does by the number of
+    rows that are not to be ignored, would let one row scale the gradients of all.
+    """
+    from secure_fl.tasks.base import Task
+
+    if loss is not None or type(task).loss is not Task.loss:
+        return _one_by_one(loss or task.loss)
+    return _cross_entropies if task.kind == "classification" else _squared_errors
+
+
+def _cross_entropies(outputs: Tensor, targets: Tensor) -> Tensor:
+    # A row may have many places, as the pixels of a picture have.
+    return functional.cross_entropy(outputs, targets, reduction="none").reshape(len(outputs), -1).mean(dim=1)
+
+
+def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    if outputs.shape != targets.shape:
+        raise DataError(f"outputs of shape {list(outputs.shape)} for targets of shape {list(targets.shape)}")
+    return (outputs - targets).square().reshape(len(outputs), -1).mean(dim=1)
+
+
+def _one_by_one(loss: Callable[[Tensor, Tensor], Tensor]) -> RowLosses:
+    def alone(output: Tensor, target: Tensor) -> Tensor:
+        return loss(output.unsqueeze(0), target.unsqueeze(0))
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        try:
+            found: Tensor = torch.func.vmap(alone)(outputs, targets)
+        except (RuntimeError, ValueError):  # Not all code can be run for all rows at once.
+            found = torch.stack([alone(*row) for row in zip(outputs, targets, strict=True)])
+        return found
+
+    return losses
