@@ -568,7 +568,7 @@ def test_a_line_that_was_written_but_never_acknowledged_is_dropped(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as context:
-        context.setattr(module.os, "fsync", fail)
+        context.setattr("secure_fl.privacy.ledger.os.fsync", fail)
         with pytest.raises(StorageError):
             ledger.append("sent", {"round": 1})
     assert ledger.head == head
