@@ -314,6 +314,23 @@ class RefusedError(RoundError):
     advice = "the site operator decides; see [policy] in the node file"
 
 
+class BudgetExceededError(RefusedError):
+    """Training once more would cost more privacy than the site allows for the data set. Nothing was computed."""
+
+    code = "BudgetExceeded"
+    advice = (
+        "the data set can take no further part at this price; the site operator may raise [policy] epsilon in the node "
+        "file, or the study lead may plan fewer rounds, fewer passes over the data or more noise (a smaller "
+        "privacy.epsilon)"
+    )
+
+    def __init__(self, message: str, *, requested: float, allowed: float, remaining: float) -> None:
+        super().__init__(message)
+        self.requested = requested  # all three in the filter's own measure: Rényi divergence at its order
+        self.allowed = allowed
+        self.remaining = remaining
+
+
 class NonFiniteUpdateError(RoundError):
     """Numbers that are NaN or infinite where only finite ones may be; nothing of it may leave the node."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -31,6 +31,14 @@ class NoisySteps:
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
         """The inverse; raises `ValueError`, `KeyError` or `TypeError` for anything else."""
         return cls(sampling=float(facts["sampling"]), noise=float(facts["noise"]), steps=int(facts["steps"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonPrivate:
+    """Something was released without noise: from here on nothing bounds what all releases together say about a unit."""
+
+
+Event: TypeAlias = NoisySteps | NonPrivate
 
 
 def merged(events: Iterable[NoisySteps]) -> tuple[NoisySteps, ...]:
