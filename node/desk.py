@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from node.config import NodeFile
+from node.own_ledger import own_entries
 from node.store import NodeStore, read_cursor
 from secure_fl import tasks
 from secure_fl.errors import RefusedError, SecureFLError, SettingsError, UsageError
-from secure_fl.privacy.ledger import read_ledger
+from secure_fl.privacy.ledger import SENT
 from secure_fl.study.settings import Study
 
 
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.action == "approve":
             _approve(file, store, options.studies)
         else:
-            _show(store, as_json=options.json)
+            _show(file, store, as_json=options.json)
     except SecureFLError as error:
         sys.stderr.write(f"node: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
         return error.exit_code
@@ -106,10 +107,10 @@ def _study_in(file: NodeFile, path: Path) -> Study:
     return study.completed()
 
 
-def status(store: NodeStore) -> dict[str, Any]:
+def status(file: NodeFile, store: NodeStore) -> dict[str, Any]:
     """Approvals, studies with their last round, those that were offered, and what the ledger says left the site."""
     approvals = store.approvals()
-    entries = list(read_ledger(store.ledger)) if store.ledger.exists() else []
+    entries = own_entries(file, store)
     studies = []
     for folder in sorted((store.folder / "studies").glob("*")):
         if not (folder / "study.json").exists():
@@ -119,7 +120,7 @@ def status(store: NodeStore) -> dict[str, Any]:
         except SettingsError as error:
             sys.stderr.write(f"{folder.name[:12]}: {error.message}\n")
             continue
-        spent = [entry for entry in entries if entry.kind == "spent" and entry.facts["study"] == folder.name]
+        sent = [entry for entry in entries if entry.kind == SENT and entry.facts["study"] == folder.name]
         studies.append(
             {
                 "id": folder.name,
@@ -127,8 +128,8 @@ def status(store: NodeStore) -> dict[str, Any]:
                 "approved": folder.name in approvals,
                 "last_round": read_cursor(folder / "cursor.json")[0],
                 "rounds_planned": study.study.rounds,
-                "releases": len(spent),
-                "bytes": sum(entry.facts["release"]["bytes"] for entry in spent),
+                "releases": len(sent),
+                "bytes": sum(entry.facts["release"]["bytes"] for entry in sent),
                 "epsilon": None,
             }
         )
@@ -148,8 +149,8 @@ def _name_of(store: NodeStore, study_id: str) -> str:
         return ""
 
 
-def _show(store: NodeStore, *, as_json: bool) -> None:
-    facts = status(store)
+def _show(file: NodeFile, store: NodeStore, *, as_json: bool) -> None:
+    facts = status(file, store)
     if as_json:
         sys.stdout.write(json.dumps(facts) + "\n")
         return

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from node.config import DatasetSection, NodeFile
+from node.own_ledger import own_entries
 from node.policy import Policy
 from node.store import NodeStore
 from secure_fl.errors import CertificateError, DataError, DoubtError, RefusedError
 from secure_fl.operations import doctor
-from secure_fl.privacy.ledger import read_ledger
 from secure_fl.study.settings import Study
 
 
@@ -26,7 +26,7 @@ def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
     if file is None:
         return
     yield "name", lambda: _name(file)
-    yield "ledger", lambda: _ledger(NodeStore(file.state_folder))
+    yield "ledger", lambda: _ledger(file)
     for name, dataset in file.datasets.items():
         yield f"dataset {name}", partial(_dataset, file, dataset)
     yield from doctor.connection(file)
@@ -46,10 +46,9 @@ def _name(file: NodeFile) -> str:
     return file.node.name
 
 
-def _ledger(store: NodeStore) -> str:
-    if not store.ledger.exists():
-        return "none yet"
-    return f"{len(list(read_ledger(store.ledger)))} entries"
+def _ledger(file: NodeFile) -> str:
+    entries = own_entries(file, NodeStore(file.state_folder))
+    return f"{len(entries)} entries, all of this site and consortium" if entries else "none yet"
 
 
 def _dataset(file: NodeFile, dataset: DatasetSection) -> str:

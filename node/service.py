@@ -13,6 +13,7 @@ from node.attempt import Participation
 from node.comparisons import ComparisonBook
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
+from node.own_ledger import took_part
 from node.past import PastSums
 from node.policy import Policy
 from node.repair import Repairs
@@ -90,7 +91,13 @@ class Node:
         self._session = Session(connector, handler=self._said.put)
         self._repairs = Repairs(executor, self._session.say)
         self._ending: dict[str, asyncio.Task[None]] = {}  # by study: what is left of attempts that are over
-        ledger = Ledger(self._store.ledger, certificate=me, key=credential.signing_key)
+        ledger = Ledger(
+            self._store.ledger,
+            certificate=me,
+            key=credential.signing_key,
+            authority=file.ca_pem(),
+            expected=took_part(self._store),
+        )
         self._services = SiteServices(
             file=file,
             me=Member(

@@ -203,6 +203,16 @@ class CoordinatorMismatchError(IdentityError):
     advice = "do not connect; compare the fingerprint with the consortium out of band"
 
 
+class ForeignLedgerError(IdentityError):
+    """A privacy ledger belongs to another site or another consortium."""
+
+    code = "ForeignLedger"
+    advice = (
+        "put this site's own ledger.jsonl back, or correct the path of ca.pem and of the ledger; "
+        "a ledger that is not this site's says nothing about what left it"
+    )
+
+
 class SignatureError(IdentityError):
     """A signature does not verify under the enrolled key."""
 
@@ -435,6 +445,30 @@ class LedgerError(StorageError):
 
     code = "Ledger"
     advice = "keep the file as it is and find out what changed it; the site sits out its running studies until then"
+
+
+class MissingLedgerError(LedgerError):
+    """There is no privacy ledger where there must be one."""
+
+    code = "MissingLedger"
+    advice = (
+        "find out who removed it. If it is lost, keep what is left of it for the auditor and start with an empty state "
+        "folder (docs/operations.md, backup and restore): what this site released before cannot be counted any more"
+    )
+
+
+class RewrittenLedgerError(LedgerError):
+    """A privacy ledger is not the one that its site showed to others before."""
+
+    code = "RewrittenLedger"
+    advice = "ask the site for its ledger as it is now, and then for an explanation; the witness's file is the evidence"
+
+
+class WitnessError(StorageError):
+    """A file of witnessed ledger heads is damaged, or a line in it is not what the named site signed."""
+
+    code = "Witness"
+    advice = "keep the file for the auditor and move it away; the node begins a new one"
 
 
 def by_code(code: str) -> type[SecureFLError]:

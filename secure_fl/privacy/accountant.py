@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from secure_fl.privacy.ledger import Ledger
+from secure_fl.privacy.ledger import CANCELLED, PLANNED, SENT, Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +60,12 @@ class RecordingAccountant:
 
     def reserve(self, reservation: Reservation) -> None:
         """Record the intention."""
-        self._ledger.append("reserved", reservation.facts())
+        self._ledger.append(PLANNED, reservation.facts())
 
     def commit(self, reservation: Reservation, *, release: Mapping[str, Any]) -> None:
         """Record what leaves."""
-        self._ledger.append("spent", {**reservation.facts(), "release": dict(release)})
+        self._ledger.append(SENT, {**reservation.facts(), "release": dict(release)})
 
     def release(self, reservation: Reservation, *, reason: str) -> None:
         """Record that nothing left."""
-        self._ledger.append("released", {**reservation.facts(), "reason": reason})
+        self._ledger.append(CANCELLED, {**reservation.facts(), "reason": reason})

@@ -2,8 +2,9 @@
 
 One JSON object per line. Entry 0 carries the site's certificate, an entry "renewed" its successor; every entry names
 the SHA-256 of the line before it and is signed by the key bound to the certificate in force. So an entry that is
-changed, removed or moved breaks the chain, and one that is added needs the site's key. Cutting off the tail is what a
-chain alone cannot show.
+changed, removed or moved breaks the chain, and one that is added needs the site's key. Cutting off the tail, or writing
+the whole chain anew with the site's own key, is what a ledger alone cannot show: its peers witness it
+(secure_fl/privacy/witness.py).
 """
 
 from __future__ import annotations
@@ -12,19 +13,41 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from secure_fl.errors import LedgerError, SchemaError, SecureFLError, StorageError
-from secure_fl.identity.certificates import Certificate, utc_now
+from secure_fl.errors import (
+    CertificateError,
+    ForeignLedgerError,
+    LedgerError,
+    MissingLedgerError,
+    SchemaError,
+    SecureFLError,
+    StorageError,
+)
+from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
 from secure_fl.identity.signing import SigningKey, verify
 
-LEDGER_VERSION = 1
+LEDGER_VERSION = 2
 _DOMAIN = "ledger"
 _START = "0" * 64
+_MALFORMED = (SecureFLError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+# What an entry can say, in the words of the person who reads it.
+OPENED = "opened"  # the site's certificate
+RENEWED = "renewed"  # its next one
+APPROVED = "approved"  # somebody here agreed to a study
+PLANNED = "planned"  # a round is about to use the data
+SENT = "sent"  # something of it is about to leave
+CANCELLED = "cancelled"  # nothing of it left
+REFUSED = "refused"  # the site would not do what it was asked
+KINDS = frozenset((OPENED, RENEWED, APPROVED, PLANNED, SENT, CANCELLED, REFUSED))
+
+# Version 1 had other words for three of them, and "released" meant that nothing had left.
+_FIRST_WORDS = {"reserved": PLANNED, "spent": SENT, "released": CANCELLED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +58,37 @@ class Entry:
     time: str
     kind: str
     facts: Mapping[str, Any]
+    version: int = LEDGER_VERSION
+    digest: str = ""  # SHA-256 of the line
+
+    @property
+    def moment(self) -> datetime:
+        """When it was written, by the site's clock. Raises `ValueError` for no time, or one without a zone."""
+        moment = datetime.fromisoformat(self.time)
+        if moment.tzinfo is None:
+            raise ValueError("a time without a zone")
+        return moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerHead:
+    """How far a site's ledger goes: so many lines, the last of which has this SHA-256. It fixes all before it."""
+
+    site: str
+    length: int
+    head: str
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or len(self.head) != 64 or not set(self.head) <= set("0123456789abcdef"):
+            raise ValueError("a ledger's head is a length from 1 on and a SHA-256")
 
 
 class Ledger:
-    """The node's own ledger, open for appending."""
+    """The node's own ledger, open for appending.
+
+    What is there already must be this site's, under a certificate of the consortium whose CA is `authority` (PEM).
+    `expected` says that this site has taken part in studies, so that there must be a ledger.
+    """
 
     def __init__(
         self,
@@ -46,38 +96,50 @@ class Ledger:
         *,
         certificate: Certificate,
         key: SigningKey,
+        authority: bytes,
+        expected: bool = False,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._path = path
         self._key = key
         self._now = now
+        self._site = certificate.name
         self._next = 0
+        self._size = 0  # bytes that are known to be on disk
         self._head = _START
+        self._last: datetime | None = None
         self._lock = threading.Lock()
-        self._whole = True  # false while half a line may stand at the end
-        self._owner: Certificate | None = None
-        self._recover()
+        self._whole = True  # false while something may stand at the end that nobody was told of
+        owner = self._recover(authority, expected=expected) if expected or path.exists() else None
         mine = {"name": certificate.name, "certificate": certificate.pem.decode()}
-        if self._owner is None:
-            self.append("opened", mine)
-        elif self._owner.name != certificate.name:
-            raise LedgerError(f"{path} belongs to {self._owner.name!r}, not to {certificate.name!r}")
-        elif self._owner.signing_public != key.public:
-            self.append("renewed", mine)  # From here on the new key signs; the chain goes on.
+        if owner is None:
+            self.append(OPENED, mine)
+        elif owner != certificate:
+            self.append(RENEWED, mine)  # From here on the new key signs; the chain goes on.
+
+    @property
+    def head(self) -> LedgerHead:
+        """How far the ledger goes now, on disk."""
+        with self._lock:
+            return LedgerHead(site=self._site, length=self._next, head=self._head)
 
     def append(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Add an entry; it is on disk when this returns. Raises `StorageError`. Any thread may call it."""
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is no kind of entry")
         with self._lock:  # Attempts at several studies write at the same time, and each entry names the one before.
             self._append(kind, facts)
 
     def _append(self, kind: str, facts: Mapping[str, Any]) -> None:
         if not self._whole:
-            self._recover()
+            self._cut()
+        # A clock that was set back must not make the ledger look rearranged: time stands still until it catches up.
+        moment = self._now() if self._last is None else max(self._now(), self._last)
         body = {
             "version": LEDGER_VERSION,
             "sequence": self._next,
             "previous": self._head,
-            "time": self._now().isoformat(timespec="milliseconds"),
+            "time": moment.isoformat(timespec="milliseconds"),
             "kind": kind,
             "facts": dict(facts),
         }
@@ -91,58 +153,85 @@ class Ledger:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            # Half a line may be there now; whoever writes next drops it, since it was never acknowledged.
+            # A line, or half of one, may be there now; whoever writes next drops it, since it was never acknowledged.
             raise StorageError(f"{self._path}: cannot be written ({error.strerror})") from error
         self._next += 1
+        self._size += len(line) + 1
         self._head = hashlib.sha256(line).hexdigest()
+        self._last = moment
         self._whole = True
 
-    def _recover(self) -> None:
-        """Find the end of the chain, and drop a last line that a crash left without its newline.
-
-        Raises `SchemaError` for a newer version and `LedgerError` for what is no ledger; the file is left as it is.
-        """
-        if not self._path.exists():
-            return
+    def _cut(self) -> None:
+        """Drop what a failed write left: it was never acknowledged, so nothing rests on it."""
         try:
-            content = self._path.read_bytes()
+            if self._path.exists():
+                with self._path.open("r+b") as file:
+                    file.truncate(self._size)
         except OSError as error:
-            raise StorageError(f"{self._path}: cannot be read ({error.strerror})") from error
-        whole, newline, torn = content.rpartition(b"\n")
-        if whole:
-            lines = whole.split(b"\n")
-            try:
-                entry = json.loads(lines[-1])
-                newer, sequence = entry["version"] > LEDGER_VERSION, int(entry["sequence"])
-                owners = [line for line in lines if line is lines[0] or b'"kind": "renewed"' in line]
-                owner = None if newer else _owner(json.loads(owners[-1]))
-            except (SecureFLError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise LedgerError(f"{self._path}: its first or last line is not an entry") from None
-            if newer:
-                raise SchemaError(f"{self._path} was written by a newer version")
-            self._owner = owner
-            self._next, self._head = sequence + 1, hashlib.sha256(lines[-1]).hexdigest()
-        if torn:
-            with self._path.open("r+b") as file:
-                file.truncate(len(whole) + len(newline))
+            raise StorageError(f"{self._path}: cannot be written ({error.strerror})") from error
         self._whole = True
+
+    def _recover(self, authority: bytes, *, expected: bool) -> Certificate | None:
+        """Verify what is there, find its end, and drop a last line that a crash left without its newline.
+
+        Returns whose key signed last. Raises what `read_site_ledger` does; the file is then left as it is.
+        """
+        content = _content(self._path)
+        whole, newline, torn = content.rpartition(b"\n")
+        owner = None
+        if newline:
+            entries = _of_site(self._path, _verified(self._path, whole.split(b"\n")), authority, self._site)
+            owner = _owner(next(entry.facts for entry in reversed(entries) if entry.kind in (OPENED, RENEWED)))
+            self._next, self._head, self._last = len(entries), entries[-1].digest, entries[-1].moment
+        elif expected:
+            raise MissingLedgerError(f"{self._path}: it is empty")
+        self._size = len(whole) + len(newline)
+        if torn:
+            self._cut()
+        return owner
+
+
+def read_site_ledger(path: Path, *, authority: bytes, site: str | None = None) -> tuple[Entry, ...]:
+    """Every entry of a site's ledger, oldest first: what everybody who relies on a ledger reads it with.
+
+    1. Every line is genuine: the chain holds, and each is signed by the key in force.
+    2. Every certificate in it is from the consortium whose CA is `authority` (PEM), was valid when it was entered, and
+       bears the name `site`; without one, the same name throughout. Whether it has expired since does not matter.
+    3. Time does not run backwards.
+
+    Raises `MissingLedgerError` where there is none, `ForeignLedgerError` for one of another consortium or site,
+    `SchemaError` for a newer version's, and `LedgerError` that names the first bad entry for anything else.
+    """
+    return _of_site(path, read_ledger(path), authority, site)
 
 
 def read_ledger(path: Path) -> Iterator[Entry]:
-    """Every entry, verified against the chain and the certificate in force.
+    """Every entry, verified against the chain and the certificate in force, whoever's it is.
 
-    The caller checks the certificates in entries "opened" and "renewed" against the consortium's CA. Raises
-    `LedgerError` naming the first bad entry, and `SchemaError` for a genuine one that a newer version wrote.
+    That the certificates are the consortium's is for `read_site_ledger` to say. Raises `LedgerError` naming the first
+    bad entry, and `SchemaError` for a genuine one that a newer version wrote.
     """
-    try:
-        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
-    except OSError as error:
-        raise LedgerError(f"{path}: cannot be read ({error.strerror})") from None
+    lines = _content(path).removesuffix(b"\n").split(b"\n")
     if lines == [b""]:
         raise LedgerError(f"{path}: it is empty")
-    previous = _START
+    yield from _verified(path, lines)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise MissingLedgerError(f"{path}: there is no ledger") from None
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _verified(path: Path, lines: Iterable[bytes]) -> Iterator[Entry]:
+    """Lines as entries, as long as each is signed and names the one before."""
+    previous, version = _START, 1
     owner: Certificate | None = None
     for number, line in enumerate(lines):
+        digest = hashlib.sha256(line).hexdigest()
         try:
             body = json.loads(line)
             signature = bytes.fromhex(body.pop("signature"))
@@ -150,22 +239,62 @@ def read_ledger(path: Path) -> Iterator[Entry]:
                 raise LedgerError("out of order")
             if line != _line(body, signature):
                 raise LedgerError("rewritten")  # It may mean the same, but the site did not write it.
-            if owner is None or body["kind"] == "renewed":
-                owner = _successor(owner, _owner(body))
+            if owner is None or body["kind"] == RENEWED:
+                owner = _successor(owner, _owner(body["facts"]))
             verify(owner.signing_public, signature, _DOMAIN, _canonical(body))
-            newer = body["version"] > LEDGER_VERSION
-            entry = Entry(sequence=number, time=body["time"], kind=body["kind"], facts=body["facts"])
-        except (SecureFLError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            if body["version"] < version:
+                raise LedgerError("an older version after a newer one")
+            version, kind = body["version"], body["kind"]
+            if version == 1:
+                kind = _FIRST_WORDS.get(kind, kind)
+            entry = Entry(
+                sequence=number, time=body["time"], kind=kind, facts=body["facts"], version=version, digest=digest
+            )
+        except _MALFORMED:
             raise LedgerError(f"{path}: entry {number} is not genuine") from None
-        if newer:
+        if version > LEDGER_VERSION:
             raise SchemaError(f"{path}: entry {number} was written by a newer version")
         yield entry
-        previous = hashlib.sha256(line).hexdigest()
+        previous = digest
 
 
-def _owner(entry: Mapping[str, Any]) -> Certificate:
+def _of_site(path: Path, entries: Iterable[Entry], authority: bytes, site: str | None) -> tuple[Entry, ...]:
+    """The entries, once their certificates are the consortium's and the site's, and their times in order."""
+    trust = TrustStore(authority)  # Without revocations: a certificate that was taken back later was good until then.
+    read: list[Entry] = []
+    last: datetime | None = None
+    for entry in entries:
+        try:
+            moment = entry.moment
+            backwards = last is not None and moment < last
+        except (ValueError, TypeError):
+            raise LedgerError(f"{path}: entry {entry.sequence} has no time") from None
+        if backwards and entry.version > 1:  # Version 1 wrote down whatever the clock said.
+            raise LedgerError(f"{path}: entry {entry.sequence} is earlier than the one before it")
+        if (entry.kind == OPENED) != (entry.sequence == 0) or entry.kind not in KINDS:
+            raise LedgerError(f"{path}: entry {entry.sequence} is of a kind that has no place there")
+        if entry.kind in (OPENED, RENEWED):
+            site = _require_certificate(path, entry, trust, site)
+        last = moment
+        read.append(entry)
+    return tuple(read)
+
+
+def _require_certificate(path: Path, entry: Entry, trust: TrustStore, site: str | None) -> str:
+    """The name on the certificate of an entry, once the consortium stands behind it at that time."""
+    certificate = _owner(entry.facts)
+    try:
+        trust.check(certificate, role="node", now=entry.moment)
+    except CertificateError as error:
+        raise ForeignLedgerError(f"{path}: entry {entry.sequence}: {error.message}") from None
+    if site is not None and certificate.name != site:
+        raise ForeignLedgerError(f"{path} belongs to {certificate.name!r}, not to {site!r}")
+    return certificate.name
+
+
+def _owner(facts: Mapping[str, Any]) -> Certificate:
     """Whose key signs from this entry on."""
-    return Certificate.from_pem(entry["facts"]["certificate"].encode())
+    return Certificate.from_pem(facts["certificate"].encode())
 
 
 def _successor(owner: Certificate | None, renewed: Certificate) -> Certificate:

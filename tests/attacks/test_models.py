@@ -375,7 +375,7 @@ def test_what_does_not_work_at_a_site_fails_before_the_fetch_and_has_one_word(
         assert "the ward's file is gone" in caplog.text
         folder = fed.workspace.node_folder("site-02")
         assert not list(folder.rglob("verified-*"))
-        assert "reserved" not in [entry.kind for entry in read_ledger(folder / "ledger.jsonl")]
+        assert "planned" not in [entry.kind for entry in read_ledger(folder / "ledger.jsonl")]
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

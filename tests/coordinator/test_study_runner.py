@@ -111,7 +111,7 @@ def test_an_update_that_is_no_number_never_leaves_and_the_wire_does_not_say_why(
             for entry in read_ledger(fed.workspace.node_folder("site-01") / "ledger.jsonl")
             if entry.facts.get("round") == 1
         ]
-        assert kinds == ["reserved", "released"]  # nothing left, nothing is charged
+        assert kinds == ["planned", "cancelled"]  # nothing left, nothing is charged
 
     play(tmp_path, {}, scenario)
 
@@ -191,7 +191,7 @@ def test_more_of_a_model_than_the_policy_lets_go_stays_at_the_site(
         assert all(round_.cohort == ("site-02", "site-03", "site-04") for round_ in record.rounds if round_.number < 3)
         assert "[policy] upload_parameters" in caplog.text
         ledger = list(read_ledger(fed.workspace.node_folder("site-01") / "ledger.jsonl"))
-        assert {entry.facts["round"] for entry in ledger if entry.kind == "spent"} <= {record.rounds[-1].number}
+        assert {entry.facts["round"] for entry in ledger if entry.kind == "sent"} <= {record.rounds[-1].number}
 
     play(tmp_path, {}, scenario)
 
@@ -341,12 +341,12 @@ def test_under_masks_a_site_is_charged_for_what_carries_its_update_and_not_befor
             for entry in read_ledger(fed.workspace.node_folder(fed.names[0]) / "ledger.jsonl")
             if entry.kind != "opened"
         ]
-        assert kinds[:2] == [(1, "reserved"), (1, "released")]
-        assert (2, "spent") in kinds
+        assert kinds[:2] == [(1, "planned"), (1, "cancelled")]
+        assert (2, "sent") in kinds
         spent = [
             entry.facts["release"]["bytes"]
             for entry in read_ledger(fed.workspace.node_folder(fed.names[1]) / "ledger.jsonl")
-            if entry.kind == "spent" and entry.facts["round"] == 1
+            if entry.kind == "sent" and entry.facts["round"] == 1
         ]
         assert spent[0] > 8 * (fed.study.check().size // 3)  # the masked words, not a manifest
 

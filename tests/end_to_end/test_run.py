@@ -97,7 +97,7 @@ def test_every_strategy_keeps_the_contract(tmp_path: Path, strategy: str, has_gl
         folder = out / "nodes" / node["name"]
         assert (folder / "model.safetensors").exists()
         ledger = list(read_ledger(folder / "ledger.jsonl"))
-        assert [entry.kind for entry in ledger] == ["opened", *["reserved", "spent"] * 4]
+        assert [entry.kind for entry in ledger] == ["opened", *["planned", "sent"] * 4]
         certificate = Certificate.from_pem(ledger[0].facts["certificate"].encode())
         TrustStore((out / "ca.pem").read_bytes()).check(certificate, role="node", now=utc_now())
     assert Path(str(summary["report"])).read_text().lower().startswith("<!doctype html>")

@@ -99,7 +99,7 @@ def test_nodes_and_coordinator_disagree_on_the_day(tmp_path: Path, monkeypatch: 
     assert [round_.cohort for round_ in record.rounds] == [fed.names] * 3
     for name in fed.names:
         entries = list(read_ledger(fed.workspace.node_folder(name) / "ledger.jsonl"))
-        assert [entry.kind for entry in entries] == ["opened", *["reserved", "spent"] * 3]
+        assert [entry.kind for entry in entries] == ["opened", *["planned", "sent"] * 3]
         assert all(abs(datetime.fromisoformat(entry.time) - elsewhere()) < timedelta(hours=1) for entry in entries)
 
 

@@ -335,11 +335,13 @@ def test_a_ledger_cut_at_any_byte_of_its_last_line_goes_on(tmp_path: Path) -> No
         last = whole.rstrip(b"\n").rfind(b"\n") + 1
         for position in range(last, len(whole)):
             path.write_bytes(whole[:position])
-            ledger = Ledger(path, certificate=credential.certificate, key=credential.signing_key)
-            ledger.append("released", {"round": 9})
+            ledger = Ledger(
+                path, certificate=credential.certificate, key=credential.signing_key, authority=file.ca_pem()
+            )
+            ledger.append("cancelled", {"round": 9})
             entries = list(read_ledger(path))
             assert entries[: len(before) - 1] == before[:-1]
-            assert [entry.kind for entry in entries[len(before) - 1 :]] == ["released"]
+            assert [entry.kind for entry in entries[len(before) - 1 :]] == ["cancelled"]
 
     play(tmp_path, scenario)
 

@@ -334,7 +334,7 @@ class Ordeal:
         spent = set()
         for site in SITES:
             for entry in read_ledger(self.fed.workspace.node_folder(site) / "ledger.jsonl"):
-                if entry.kind == "spent":
+                if entry.kind == "sent":
                     spent.add((site, entry.facts["round"], entry.facts["attempt"]))
         # Whatever the coordinator took, the site has charged itself for.
         assert {(site, number, attempt) for site, number, attempt, _ in self.witness.accepted} <= spent

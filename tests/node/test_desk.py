@@ -177,5 +177,5 @@ def test_a_study_of_an_older_version_is_named_and_the_others_are_shown(
         folder = store.folder / "studies" / study_id
         folder.mkdir(parents=True)
         (folder / "study.json").write_bytes(settings)
-    assert [known["id"] for known in desk.status(store)["studies"]] == [made.study.id]
+    assert [known["id"] for known in desk.status(NodeFile.read(path), store)["studies"]] == [made.study.id]
     assert "abababababab: the study was made by an older version" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
 from secure_fl.privacy.accountant import Accountant, RecordingAccountant, Reservation
 from secure_fl.privacy.ledger import Entry, Ledger, read_ledger
@@ -21,8 +22,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def accountant(path: Path, north: Credential) -> Accountant:
-    return RecordingAccountant(Ledger(path, certificate=north.certificate, key=north.signing_key))
+def accountant(path: Path, consortium: Authority, north: Credential) -> Accountant:
+    ledger = Ledger(path, certificate=north.certificate, key=north.signing_key, authority=consortium.ca_pem)
+    return RecordingAccountant(ledger)
 
 
 def last(path: Path) -> Entry:
@@ -31,17 +33,17 @@ def last(path: Path) -> Entry:
 
 def test_a_reservation_is_recorded(accountant: Accountant, path: Path) -> None:
     accountant.reserve(RESERVATION)
-    assert (last(path).kind, last(path).facts) == ("reserved", FACTS)
+    assert (last(path).kind, last(path).facts) == ("planned", FACTS)
 
 
 def test_what_is_about_to_leave_is_recorded(accountant: Accountant, path: Path) -> None:
     accountant.commit(RESERVATION, release={"bytes": 7})
-    assert (last(path).kind, last(path).facts) == ("spent", {**FACTS, "release": {"bytes": 7}})
+    assert (last(path).kind, last(path).facts) == ("sent", {**FACTS, "release": {"bytes": 7}})
 
 
 def test_what_never_left_is_recorded(accountant: Accountant, path: Path) -> None:
     accountant.release(RESERVATION, reason="Training")
-    assert (last(path).kind, last(path).facts) == ("released", {**FACTS, "reason": "Training"})
+    assert (last(path).kind, last(path).facts) == ("cancelled", {**FACTS, "reason": "Training"})
 
 
 def test_epsilon_is_null_and_not_zero(accountant: Accountant, path: Path) -> None:

@@ -1,0 +1,234 @@
+"""`secure-fl audit verify|report`: what left a site, for anybody who has its ledger and the consortium's CA."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from secure_fl.errors import CertificateError, LedgerError, SecureFLError, SettingsError, by_code
+from secure_fl.files import write_atomically
+
+if TYPE_CHECKING:
+    from secure_fl.privacy.audit import Audit, DatasetAudit, StudyTerms, Use
+
+app = typer.Typer(
+    name="audit",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Verify what a site's ledger says left it, and write it up. Needs no node and no network.",
+)
+
+LedgerPath = Annotated[Path, typer.Argument(help="A site's ledger.jsonl.")]
+Ca = Annotated[Path, typer.Option("--ca", help="The consortium's ca.pem, not from the site that is audited.")]
+Site = Annotated[str | None, typer.Option("--site", help="Whose ledger it should be; else whose it is, is said.")]
+Witness = Annotated[
+    list[Path] | None,
+    typer.Option("--witness", help="Another site's witness.jsonl: shows what was cut or rewritten; repeatable."),
+]
+Studies = Annotated[
+    list[Path] | None,
+    typer.Option("--study", help="A study's study.json or its file: gives its name and its terms; repeatable."),
+]
+
+
+@app.command()
+def verify(
+    ledger: LedgerPath,
+    ca: Ca,
+    site: Site = None,
+    witness: Witness = None,
+    study: Studies = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check a ledger from its first line to its last, and say what left the site.
+
+    Exits 0 only if everything holds; otherwise the first bad entry is named.
+
+    Example: [bold]secure-fl audit verify ledger.jsonl --ca ca.pem --witness bonn/witness.jsonl[/bold]
+    """
+    try:
+        found = _examine(ledger, ca=ca, site=site, witness=witness or (), study=study or ())
+    except SecureFLError as error:
+        if as_json:
+            typer.echo(json.dumps({"ok": False, "faults": [{"error": error.code, "what": error.message}]}))
+        raise
+    if as_json:
+        typer.echo(json.dumps(_plain(found)))
+    else:
+        _tell(found, ledger)
+    _require(found, ledger)
+
+
+@app.command()
+def report(
+    ledger: LedgerPath,
+    ca: Ca,
+    out: Annotated[Path, typer.Option("--out", help="Where to write the page.")] = Path("audit.html"),
+    site: Site = None,
+    witness: Witness = None,
+    study: Studies = None,
+    registry: Annotated[
+        Path | None,
+        typer.Option("--registry", help="Also write YAML in the fields of the OpenDP deployments registry."),
+    ] = None,
+) -> None:
+    """Write one page for a data-protection officer: what left, under which protection, and what it cost.
+
+    The page is written also if something does not hold, and says so; the exit code is then that of `verify`.
+
+    Example: [bold]secure-fl audit report ledger.jsonl --ca ca.pem --out audit.html --registry audit.yaml[/bold]
+    """
+    from secure_fl.report import audit_page, registry_file
+
+    found = _examine(ledger, ca=ca, site=site, witness=witness or (), study=study or ())
+    write_atomically(out, audit_page.render(found, written=datetime.now(UTC)).encode())
+    typer.echo(f"{out}: {found.head.length} entries of {found.site}")
+    if registry is not None:
+        write_atomically(registry, registry_file.render(found).encode())
+        typer.echo(f"{registry}: fill in what only the site knows, marked TODO")
+    _require(found, ledger)
+
+
+def _examine(ledger: Path, *, ca: Path, site: str | None, witness: list[Path] | tuple[()], study: Any) -> Audit:
+    from secure_fl.privacy.audit import examine
+    from secure_fl.privacy.ledger import read_site_ledger
+    from secure_fl.privacy.witness import read_witness
+
+    try:
+        authority = ca.read_bytes()
+    except OSError as error:
+        raise CertificateError(
+            f"{ca}: cannot be read ({error.strerror})", advice="give the consortium's ca.pem with --ca"
+        ) from None
+    entries = read_site_ledger(ledger, authority=authority, site=site)
+    notes = [note for path in witness for note in read_witness(path, authority=authority)]
+    return examine(entries, notes=notes, studies=[_terms(path) for path in study])
+
+
+def _terms(path: Path) -> StudyTerms:
+    """What a study says, from its canonical form as a node keeps it, or from the file it was made of."""
+    from secure_fl.privacy.audit import StudyTerms
+    from secure_fl.study.settings import Study
+
+    if path.suffix == ".json":
+        try:
+            study = Study.from_canonical(path.read_bytes())
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be read ({error.strerror})") from None
+    else:
+        study = Study.read(path).completed()
+    privacy = study.model_dump(mode="json").get("privacy")
+    rationale = str(privacy.get("rationale", "")) if privacy else ""
+    return StudyTerms(id=study.id, name=study.study.name, rationale=rationale, privacy=privacy)
+
+
+def _require(found: Audit, ledger: Path) -> None:
+    """Raise the first fault as the error that it is."""
+    if found.ok:
+        return
+    first = found.faults[0]
+    kind = by_code(first.error)
+    raise (kind if issubclass(kind, LedgerError) else LedgerError)(f"{ledger}: entry {first.entry} {first.what}")
+
+
+# --- in words ---------------------------------------------------------------------------------------------
+
+
+def _tell(found: Audit, ledger: Path) -> None:
+    typer.echo(
+        f"{ledger}: {found.head.length} entries of {found.site},"
+        f" {found.began:%Y-%m-%d} to {found.ended:%Y-%m-%d}, head {found.head.head}"
+    )
+    table = Table("time (UTC)", "study", "round", "data set", "protection", "bytes", "ε so far", box=SIMPLE_HEAD)
+    for use in found.uses:
+        plan = use.plan
+        number = f"{plan.round}" + (f", attempt {plan.attempt}" if plan.attempt > 1 else "")
+        left = (use.protection, f"{use.bytes:,}") if plan.state == "sent" else ("planned, never closed", "–")
+        when = f"{plan.entry.moment.astimezone(UTC):%Y-%m-%d %H:%M}"
+        table.add_row(when, found.study_name(plan.study), number, plan.dataset, *left, _bound(use.epsilon))
+    if found.uses:
+        Console(width=max(100, Console().width)).print(table)
+    for dataset in found.datasets:
+        typer.echo(f"{dataset.name}: {dataset.sent} releases, {dataset.bytes:,} bytes. {dataset.sentence}")
+        typer.echo(f"  {_limit(dataset)}")
+    if not found.datasets:
+        typer.echo("nothing was planned, and nothing left")
+    if found.witnessed:
+        typer.echo(f"{found.witnessed} heads that others noted were looked for")
+    else:
+        typer.echo("no witness: that the end was not cut off, or all of it rewritten, cannot be seen (--witness)")
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    for fault in found.faults:
+        typer.echo(f"FAULT: entry {fault.entry} {fault.what}")
+    if found.ok:
+        typer.echo("everything holds; that the site ran the stated code is not something a ledger can show")
+
+
+def _bound(epsilon: float | None) -> str:
+    return "no bound" if epsilon is None else f"{epsilon:.4g}"
+
+
+def _limit(dataset: DatasetAudit) -> str:
+    if dataset.policy is None:
+        return "the site has set no limit for it"
+    limit = f"limit ε = {dataset.policy.epsilon:g} at δ = {dataset.policy.delta:g}"
+    if dataset.exceeded is not None:
+        return f"{limit}, exceeded at entry {dataset.exceeded}"
+    return f"{limit}, never exceeded by what was under noise"
+
+
+def _plain(found: Audit) -> dict[str, Any]:
+    return {
+        "ok": found.ok,
+        "site": found.site,
+        "entries": found.head.length,
+        "head": found.head.head,
+        "began": found.began.isoformat(),
+        "ended": found.ended.isoformat(),
+        "certificates": [certificate.fingerprint for certificate in found.certificates],
+        "uses": [_use(found, use) for use in found.uses],
+        "datasets": [
+            {
+                "name": dataset.name,
+                "releases": dataset.sent,
+                "bytes": dataset.bytes,
+                "epsilon": dataset.epsilon,
+                "delta": dataset.delta,
+                "unbounded": dataset.unbounded or None,
+                "policy": asdict(dataset.policy) if dataset.policy else None,
+                "exceeded_at": dataset.exceeded,
+                "sentence": dataset.sentence,
+            }
+            for dataset in found.datasets
+        ],
+        "witnessed": found.witnessed,
+        "notes": list(found.notes),
+        "faults": [asdict(fault) for fault in found.faults],
+    }
+
+
+def _use(found: Audit, use: Use) -> dict[str, Any]:
+    plan = use.plan
+    return {
+        "entry": plan.entry.sequence,
+        "time": plan.entry.time,
+        "study": plan.study,
+        "study_name": found.names.get(plan.study),
+        "round": plan.round,
+        "attempt": plan.attempt,
+        "dataset": plan.dataset,
+        "state": plan.state,
+        "repeats": plan.repeats is not None,
+        "protection": use.protection,
+        "bytes": use.bytes,
+        "epsilon": use.epsilon,
+    }

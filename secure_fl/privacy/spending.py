@@ -1,0 +1,155 @@
+"""What a ledger's entries say was used of each data set: the one way in which enforcement and audits count it.
+
+Every `planned` counts until a `cancelled` says that nothing came of it. One that has neither a `sent` nor a `cancelled`
+counts as well: the node stopped in between and cannot know. A restart may plan the same attempt again; a `sent` or
+`cancelled` then closes the later plan, and the earlier one goes on counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from secure_fl.errors import LedgerError
+from secure_fl.privacy.events import NoisySteps, merged
+from secure_fl.privacy.ledger import CANCELLED, PLANNED, SENT, Entry
+
+RELATION = "add-or-remove-one"
+_Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One use of a data set, and what came of it."""
+
+    entry: Entry
+    study: str
+    round: int
+    attempt: int
+    dataset: str
+    repeats: int | None  # the entry that planned what is sent again: nothing new is computed, and nothing is charged
+    privacy: Mapping[str, Any] | None  # of what is repeated, where this repeats
+    events: tuple[NoisySteps, ...]  # what it cost; nothing where it repeats, or without differential privacy
+    state: Literal["open", "sent", "cancelled"] = "open"
+    closing: Entry | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is counted as used."""
+        return self.state != "cancelled"
+
+    @property
+    def release(self) -> Mapping[str, Any]:
+        """What left, as the site wrote it down; empty where nothing did."""
+        return {} if self.closing is None else self.closing.facts.get("release") or {}
+
+    @property
+    def unbounded(self) -> str:
+        """Why no ε bounds what this says about single records; empty where one does, or nothing left."""
+        if self.state == "sent" and self.privacy is None:
+            return "a release without differential privacy"
+        if self.privacy is not None and self.counts and self.privacy.get("randomness") == "seeded":
+            return "noise from a seed that others can know"
+        if self.privacy is not None and self.counts and self.privacy.get("preprocessing") == "data-dependent":
+            return "preprocessing that depends on the data"
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadEntry:
+    """An entry that does not follow from those before it."""
+
+    sequence: int
+    what: str
+
+
+def plans(entries: Iterable[Entry]) -> tuple[Plan, ...]:
+    """Every `planned` in order, each with what closed it. Raises `LedgerError` that names the first bad entry."""
+    found, bad = follow(entries)
+    if bad is not None:
+        raise LedgerError(f"entry {bad.sequence} {bad.what}")
+    return found
+
+
+def follow(entries: Iterable[Entry]) -> tuple[tuple[Plan, ...], BadEntry | None]:
+    """The same as far as the entries make sense, and the first that does not."""
+    found: list[Plan] = []
+    latest: dict[_Key, int] = {}  # where in `found`
+    for entry in entries:
+        if entry.kind not in (PLANNED, SENT, CANCELLED):
+            continue
+        try:
+            key = (str(entry.facts["study"]), int(entry.facts["round"]), int(entry.facts["attempt"]))
+            if entry.kind == PLANNED:
+                latest[key] = len(found)
+                found.append(_planned(entry, key, found))
+            else:
+                place = latest.get(key)
+                if place is None:
+                    raise ValueError(f"closes what was never {PLANNED}")
+                found[place] = _closed(found[place], entry, found)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+            return tuple(found), BadEntry(sequence=entry.sequence, what=f"({entry.kind}) {what}")
+    return tuple(found), None
+
+
+def spent(entries: Iterable[Entry], dataset: str) -> tuple[NoisySteps, ...]:
+    """What is counted as used of a data set under noise, merged: what the budget of the next round adds to."""
+    return merged(event for plan in plans(entries) if plan.dataset == dataset and plan.counts for event in plan.events)
+
+
+def _planned(entry: Entry, key: _Key, before: Sequence[Plan]) -> Plan:
+    facts = entry.facts
+    dataset, privacy, repeats = facts["dataset"], facts.get("privacy"), facts.get("repeats", False)
+    if not isinstance(dataset, str) or not isinstance(repeats, bool) or not isinstance(privacy, Mapping | None):
+        raise ValueError("its facts are not those of a plan")
+    events: tuple[NoisySteps, ...] = ()
+    basis: Plan | None = None
+    if repeats:
+        basis = _repeated(key, dataset, before)
+        privacy = basis.privacy
+    elif privacy is not None:
+        events = _events(privacy)
+    study, number, attempt = key
+    return Plan(
+        entry=entry,
+        study=study,
+        round=number,
+        attempt=attempt,
+        dataset=dataset,
+        repeats=None if basis is None else basis.entry.sequence,
+        privacy=privacy,
+        events=events,
+    )
+
+
+def _repeated(key: _Key, dataset: str, before: Sequence[Plan]) -> Plan:
+    """The plan whose result is sent again: it must be one that counts."""
+    for plan in reversed(before):
+        if (plan.study, plan.round, plan.dataset) == (*key[:2], dataset) and plan.counts and plan.repeats is None:
+            return plan
+    raise ValueError("repeats what no earlier attempt that counts has computed")
+
+
+def _events(privacy: Mapping[str, Any]) -> tuple[NoisySteps, ...]:
+    if privacy["relation"] != RELATION:
+        raise ValueError(f"neighbours are {privacy['relation']!r}, which this version cannot account for")
+    if not 0 < float(privacy["delta"]) < 1:
+        raise ValueError("its δ is no probability")
+    return tuple(NoisySteps.from_facts(event) for event in privacy["events"])
+
+
+def _closed(plan: Plan, entry: Entry, known: Sequence[Plan]) -> Plan:
+    if plan.state != "open":
+        raise ValueError(f"comes after {plan.state!r} of the same attempt")
+    facts = entry.facts
+    planned = plan.entry.facts
+    if any(facts.get(name) != planned.get(name) for name in ("dataset", "repeats", "privacy")):
+        raise ValueError("closes a plan in other terms than it was made in")
+    if entry.kind == CANCELLED and any(one.repeats == plan.entry.sequence and one.counts for one in known):
+        raise ValueError("takes back what a later attempt has sent again")
+    if entry.kind == SENT and not isinstance(facts["release"], Mapping):
+        raise ValueError("does not say what left")
+    return replace(plan, state="sent" if entry.kind == SENT else "cancelled", closing=entry)
