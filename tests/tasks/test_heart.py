@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_learns(task: Task, tmp_path: Path) -> None:
-    data = task.load(Source(path=write(tmp_path / "own.csv", patients(400))))
+    data = task.load(Source(path=write(tmp_path / "own.csv", patients(800))))
     metrics = train(task, data, epochs=30, learning_rate=1e-2)
     assert metrics.accuracy is not None
     assert metrics.accuracy > 0.9
