@@ -119,6 +119,13 @@ class DataError(SettingsError):
     status = "FAILED_PRECONDITION"
 
 
+class NotPrivateError(SettingsError):
+    """A task, its model or its data cannot be trained under differential privacy. Found before anything is trained."""
+
+    code = "NotPrivate"
+    status = "FAILED_PRECONDITION"
+
+
 # --- network ----------------------------------------------------------------------------------------------
 
 

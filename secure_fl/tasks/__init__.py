@@ -29,6 +29,7 @@ BUILT_IN: Mapping[str, str] = {
     "printers": "secure_fl.tasks.printers:Printers",
     "bearings": "secure_fl.tasks.bearings:Bearings",
     "agnews": "secure_fl.tasks.agnews:AgNews",
+    "visits": "secure_fl.tasks.visits:Visits",
 }
 ENTRY_POINTS = "secure_fl.tasks"
 

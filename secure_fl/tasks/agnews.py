@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, require_path
-from secure_fl.tasks.partition import Indices, divide
+from secure_fl.tasks.cutting import cut, held
+from secure_fl.tasks.units import unit_names
 
 CLASSES = ("world", "sports", "business", "science and technology")
 _EXPECTED = "a .csv or .csv.gz file with three columns and no header: class 1 to 4, title, description"
@@ -69,6 +70,7 @@ class AgNews(Task):
     """Averaged word vectors and a linear layer."""
 
     kind = "classification"
+    preprocessing = "public"
     Settings = AgNewsSettings
     settings: AgNewsSettings
 
@@ -88,10 +90,9 @@ class AgNews(Task):
                 advice="use iid, dirichlet or pathological",
             )
         classes, texts = _read(source)
-        train, test = divide(classes, source.share, classification=True)
-        held: Indices = np.concatenate([train, test])
-        x = np.stack([self.tokens(texts[row]) for row in held])
-        return LocalData.cut(x, classes[held], np.arange(len(train)), np.arange(len(train), len(held)))
+        rows = held(source, classes, classification=True)
+        x, y = np.stack([self.tokens(texts[row]) for row in rows]), classes[rows]
+        return LocalData.cut(x, y, *cut(source, unit_names(x, y)))
 
     def tokens(self, text: str) -> npt.NDArray[np.int64]:
         """The first `length` tokens of a text, hashed to 1 … buckets − 1."""

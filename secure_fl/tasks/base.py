@@ -10,9 +10,9 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,14 @@ from torch.nn import functional
 from secure_fl.errors import DataError
 from secure_fl.settings import Settings
 from secure_fl.tasks.partition import Indices, PartitionSettings, Share
+from secure_fl.tasks.units import group_numbers
 
 __all__ = [
     "Arrays",
     "LocalData",
     "Metrics",
     "PartitionSettings",
+    "Preprocessing",
     "Share",
     "Source",
     "Split",
@@ -39,6 +41,9 @@ __all__ = [
     "read_npz",
     "require_path",
 ]
+
+
+Preprocessing: TypeAlias = Literal["none", "public", "data-dependent", "unknown"]
 
 
 class TaskSettings(Settings):
@@ -52,19 +57,31 @@ class Source:
     path: Path | None = None
     format: str | None = None
     share: Share | None = None
+    # Decides, unit by unit, what is trained on and what is tested on (cutting.py). A secret of the site: who knows it
+    # knows which side a record they know of is on. Without one, a constant serves.
+    split_key: bytes = field(default=b"", repr=False)
 
 
 # Neither compared nor printed field by field: tensors have no single truth value, and rows are not for logs.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Split:
-    """Inputs and their targets, row by row."""
+    """Inputs and their targets, row by row; and the group of each row, where rows belong together.
+
+    Rows of one group are about the same patient or machine. Under `privacy.unit = "group"` it is whole groups that are
+    protected, however many rows they have.
+    """
 
     inputs: Tensor
     targets: Tensor
+    groups: Tensor | None = None  # int64, (rows,)
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
             raise DataError(f"{len(self.inputs)} inputs and {len(self.targets)} targets")
+        if self.groups is not None and (
+            self.groups.dtype != torch.int64 or self.groups.shape != self.targets.shape[:1]
+        ):
+            raise DataError("groups need one int64 number for each row")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -81,12 +98,18 @@ class LocalData:
     test: Split
 
     @classmethod
-    def cut(cls, inputs: npt.NDArray[Any], targets: npt.NDArray[Any], train: Indices, test: Indices) -> LocalData:
-        """The rows `train` and `test` (see `partition.divide`) of two arrays, as tensors."""
-        return cls(
-            train=Split(inputs=_tensor(inputs[train]), targets=_tensor(targets[train])),
-            test=Split(inputs=_tensor(inputs[test]), targets=_tensor(targets[test])),
-        )
+    def cut(
+        cls,
+        inputs: npt.NDArray[Any],
+        targets: npt.NDArray[Any],
+        train: Indices,
+        test: Indices,
+        *,
+        groups: npt.NDArray[Any] | None = None,
+    ) -> LocalData:
+        """The rows `train` and `test` (see `cutting.divide`) of the arrays, as tensors."""
+        numbers = None if groups is None else group_numbers(groups)
+        return cls(train=_rows(inputs, targets, numbers, train), test=_rows(inputs, targets, numbers, test))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +129,7 @@ class Task(ABC):
 
         class Spots(Task):
             kind = "classification"
+            preprocessing = "none"
 
             def model(self) -> nn.Module:
                 layers = OrderedDict(features=nn.Linear(4, 16), act=nn.ReLU(), head=nn.Linear(16, 2))
@@ -113,7 +137,7 @@ class Task(ABC):
 
             def load(self, source: Source) -> LocalData:
                 arrays = read_npz(source, shape=(4,), classes=2)
-                train, test = divide(arrays.y, source.share, classification=True)
+                train, test = divide(source, arrays.x, arrays.y, classification=True)
                 return LocalData.cut(arrays.x, arrays.y, train, test)
 
     The blocks of this model are `features` and `head`. A task with settings adds
@@ -121,6 +145,11 @@ class Task(ABC):
     """
 
     kind: ClassVar[Literal["classification", "regression"]]
+    # How `load` makes inputs and targets out of a site's rows. "none": as they are recorded. "public": each row by
+    # itself, with numbers that were known without looking at these data. "data-dependent": with means, ranges or a
+    # vocabulary of the site's own rows, so that one row changes others; not possible under differential privacy.
+    # "unknown", where a task does not say, is refused there too.
+    preprocessing: ClassVar[Preprocessing] = "unknown"
     Settings: ClassVar[type[TaskSettings]] = TaskSettings
     # The largest change of a parameter in a round, where a study names none: as small as it can be with less than a
     # thousandth of an update beyond it. It is also how far a coordinator could move the model in a round.
@@ -189,6 +218,16 @@ class Task(ABC):
         )
 
 
+def _rows(
+    inputs: npt.NDArray[Any], targets: npt.NDArray[Any], groups: npt.NDArray[np.int64] | None, rows: Indices
+) -> Split:
+    return Split(
+        inputs=_tensor(inputs[rows]),
+        targets=_tensor(targets[rows]),
+        groups=None if groups is None else torch.from_numpy(groups[rows]),
+    )
+
+
 def _tensor(rows: npt.NDArray[Any]) -> Tensor:
     """Rows as a tensor: real numbers as float32, like the models; class numbers and tokens as they are."""
     tensor = torch.from_numpy(rows)
@@ -227,15 +266,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Arrays:
-    """A data set in memory: rows, their classes and, where known, the site each row came from."""
+    """A data set in memory: rows, their classes and, where known, the site and the group each row came from."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.int64]
     sites: npt.NDArray[Any] | None = None
+    groups: npt.NDArray[Any] | None = None
 
 
 def read_npz(source: Source, *, shape: tuple[int, ...], classes: int) -> Arrays:
-    """The arrays `x` (n, *shape), `y` (n,) and, optionally, `sites` (n,) of a site's .npz file.
+    """The arrays `x` (n, *shape), `y` (n,) and, optionally, `sites` (n,) and `groups` (n,) of a site's .npz file.
 
     Raises `DataError`, in one line that names the file and what should be in it. No message quotes a value.
     """
@@ -254,6 +294,7 @@ def read_npz(source: Source, *, shape: tuple[int, ...], classes: int) -> Arrays:
             x=found["x"].astype(np.float32, casting="same_kind"),
             y=found["y"].astype(np.int64, casting="safe"),
             sites=found.get("sites"),
+            groups=found.get("groups"),
         )
     except (KeyError, TypeError):
         raise DataError(f"{source.path}: an array is missing or not numeric; expected {expected}") from None
@@ -296,7 +337,8 @@ def _problem(arrays: Arrays, shape: tuple[int, ...], classes: int) -> str | None
     """What is wrong with the arrays, in words; None when nothing is."""
     if arrays.x.shape[1:] != shape or arrays.y.ndim != 1:
         return f"x is {list(arrays.x.shape)} and y is {list(arrays.y.shape)}"
-    if len(arrays.x) != len(arrays.y) or (arrays.sites is not None and arrays.sites.shape != arrays.y.shape):
+    others = [labels for labels in (arrays.sites, arrays.groups) if labels is not None]
+    if len(arrays.x) != len(arrays.y) or any(labels.shape != arrays.y.shape for labels in others):
         return "the arrays differ in length"
     if len(arrays.y) < 2:
         return "fewer than 2 rows"

@@ -2,8 +2,9 @@
 
 Twelve devices, three sensor locations at four loads, each with windows of 1,024 samples and ten classes: a healthy
 bearing, and faults of three sizes on the inner race, a ball and the outer race. Load changes the shaft's speed and
-with it every fault frequency; the location changes what resonates. Inputs are |FFT| of a window. Windows never
-overlap, so none shares a sample with another, be it in training or in test.
+with it every fault frequency; the location changes what resonates. Inputs are |FFT| of a window on a fixed scale.
+Windows never overlap, so none shares a sample with another, be it in training or in test, and none has a part in how
+another is prepared.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from torch import Tensor, nn
 
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import LocalData, Source, Split, Task, TaskSettings, open_npz, read_npz, require_path
-from secure_fl.tasks.partition import Indices, divide
+from secure_fl.tasks.cutting import cut, divide, held
+from secure_fl.tasks.units import record_names, row_digests
 
 WINDOW = 1024
 BINS = WINDOW // 2
@@ -34,6 +36,9 @@ CLASSES = ("normal", "IR007", "B007", "OR007", "IR014", "B014", "OR014", "IR021"
 LOADS = 4  # 0 to 3 hp
 
 _RATE = 12_000.0  # samples per second
+# |FFT| of a window is divided by this, which brings it to about unit size for vibrations of some tenths of g. Fixed: in
+# units of the site's own spectra, one window would change the inputs of all others.
+SCALE = np.float32(10)
 _RPM = (1797.0, 1772.0, 1750.0, 1730.0)  # by load: a loaded induction motor slips
 
 _Signal = npt.NDArray[np.float64]
@@ -51,10 +56,15 @@ Key: TypeAlias = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """So many samples, had when they are needed."""
+    """So many samples at 12 kHz, had when they are needed; the signal may have been sampled `ratio` times as often."""
 
     length: int
     signal: Callable[[], _Signal]
+    ratio: int = 1
+
+    def windows(self) -> _Signal:
+        """What was recorded, window by window: (n, ratio * 1024)."""
+        return _windows(self.signal(), self.ratio)
 
 
 class BearingsSettings(TaskSettings):
@@ -76,6 +86,7 @@ class Bearings(Task):
     """A network on spectra; `natural` makes each pair of location and load a site."""
 
     kind = "classification"
+    preprocessing = "public"
     Settings = BearingsSettings
     settings: BearingsSettings
 
@@ -103,10 +114,10 @@ class Bearings(Task):
         signals = [vibration(key, 5 * WINDOW, noise=self.settings.noise, seed=2**64 + seed) for key in keys]
         x = spectra(np.concatenate(signals))
         y = np.repeat([label for _, _, label in keys], 5)
-        return Split(inputs=torch.from_numpy(x / _unit(x)), targets=torch.from_numpy(y))
+        return Split(inputs=torch.from_numpy(x / SCALE), targets=torch.from_numpy(y))
 
     def load(self, source: Source) -> LocalData:
-        """Spectra (n, 512) in units of the site's own training spectra, and classes as in `CLASSES`."""
+        """Spectra (n, 512) in units of `SCALE`, and classes as in `CLASSES`."""
         share = source.share
         if share is not None and share.partition.rotated:
             raise SettingsError(
@@ -151,38 +162,43 @@ class Bearings(Task):
         number = np.concatenate([np.arange(count) for count in counts])
         labels = np.array([label for _, _, label in recordings], np.int64)[which]
         devices = np.array([LOADS * LOCATIONS.index(place) + load for place, load, _ in recordings])[which]
-        train, test = divide(labels, source.share, classification=True, sites=devices)
-        held: Indices = np.concatenate([train, test])
-        x = np.empty((len(held), BINS), np.float32)
+        mine = held(source, labels, classification=True, sites=devices)
+        x = np.empty((len(mine), BINS), np.float32)
+        digests = [b""] * len(mine)
         for index, recording in enumerate(recordings.values()):
-            rows = which[held] == index
-            if rows.any():
-                x[rows] = spectra(recording.signal())[number[held][rows]]
-        return _scaled(x, labels[held], len(train))
+            rows = np.flatnonzero(which[mine] == index)
+            if len(rows):
+                raw = recording.windows()[number[mine[rows]]]
+                x[rows] = spectra(raw.reshape(-1), recording.ratio)
+                for row, digest in zip(rows, row_digests(raw, labels[mine[rows]]), strict=True):
+                    digests[row] = digest
+        return LocalData.cut(x / SCALE, labels[mine], *cut(source, record_names(digests)))
 
     def _own_windows(self, source: Source) -> LocalData:
         arrays = read_npz(source, shape=(WINDOW,), classes=len(CLASSES))
-        train, test = divide(arrays.y, source.share, classification=True, sites=arrays.sites)
-        held: Indices = np.concatenate([train, test])
-        return _scaled(spectra(arrays.x[held].reshape(-1)), arrays.y[held], len(train))
+        train, test = divide(source, arrays.x, arrays.y, classification=True, sites=arrays.sites, groups=arrays.groups)
+        x = spectra(arrays.x.reshape(-1)) / SCALE
+        return LocalData.cut(x, arrays.y, train, test, groups=arrays.groups)
 
 
-def spectra(signal: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """|FFT| of consecutive windows of `signal`; an incomplete last window is left out.
+def spectra(signal: npt.NDArray[Any], ratio: int = 1) -> npt.NDArray[np.float32]:
+    """|FFT| of consecutive windows of `signal`, which has `ratio` samples for one at 12 kHz.
 
-    Without the constant part, which is the sensor's offset and no vibration.
+    Without the constant part, which is the sensor's offset and no vibration. An incomplete last window is left out.
     """
-    windows = signal[: len(signal) // WINDOW * WINDOW].reshape(-1, WINDOW)
+    windows = _windows(signal, ratio)
+    if ratio > 1:
+        from scipy.signal import decimate
+
+        # Window by window: filtered as a whole, the end of one would reach into the next. What is cut off at both
+        # ends of a window would sound like a blow, had it an offset.
+        windows = decimate(windows - windows.mean(axis=1, keepdims=True), ratio, ftype="fir", axis=1)
     return np.abs(np.fft.rfft(windows, axis=1)[:, 1:]).astype(np.float32)
 
 
-def _scaled(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], count: int) -> LocalData:
-    """The first `count` rows for training. One unit for all bins, so that a spectrum keeps its shape."""
-    return LocalData.cut(x / _unit(x[:count]), y, np.arange(count), np.arange(count, len(x)))
-
-
-def _unit(x: npt.NDArray[np.float32]) -> np.float32:
-    return np.float32(np.sqrt(np.mean(x**2)) or 1)
+def _windows(signal: npt.NDArray[Any], ratio: int) -> npt.NDArray[Any]:
+    size = ratio * WINDOW
+    return signal[: len(signal) // size * size].reshape(-1, size)
 
 
 # --- a network of cells -----------------------------------------------------------------------------------
@@ -304,7 +320,6 @@ _NORMAL_RATIO = 4  # The healthy recordings were sampled at 48 kHz, the others a
 
 def _from_mat(folder: Path) -> Mapping[Key, Recording]:
     from scipy.io import loadmat
-    from scipy.signal import decimate
 
     recordings: dict[Key, Recording] = {}
     for label, name in enumerate(CLASSES):
@@ -323,9 +338,8 @@ def _from_mat(folder: Path) -> Mapping[Key, Recording]:
                 if signal is None or (location, label) == ("BA", 0):
                     continue
                 signal = np.asarray(signal, np.float64).reshape(-1)
-                if label == 0:
-                    signal = decimate(signal, _NORMAL_RATIO, ftype="fir")
-                recordings[location, load, label] = Recording(len(signal), partial(_kept, signal))
+                ratio = 1 if label else _NORMAL_RATIO
+                recordings[location, load, label] = Recording(len(signal) // ratio, partial(_kept, signal), ratio)
     return _require_some(recordings, folder)
 
 

@@ -10,8 +10,9 @@ from torch import nn
 
 from secure_fl.errors import DataError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, read_npz
+from secure_fl.tasks.cutting import divide
 from secure_fl.tasks.packaged import read_table
-from secure_fl.tasks.partition import divide, rotate_images, rotation
+from secure_fl.tasks.partition import rotate_images, rotation
 
 
 class DigitsSettings(TaskSettings):
@@ -24,6 +25,7 @@ class Digits(Task):
     """A convolution and two linear layers on scikit-learn's digits, or on a site's own 8x8 images."""
 
     kind = "classification"
+    preprocessing = "public"
     Settings = DigitsSettings
     settings: DigitsSettings
 
@@ -42,10 +44,10 @@ class Digits(Task):
     def load(self, source: Source) -> LocalData:
         """Images (n, 1, 8, 8) in [0, 1] and their digits, turned where the partition says so."""
         arrays = _common() if source.path is None and source.share is not None else _own(source)
-        train, test = divide(arrays.y, source.share, classification=True, sites=arrays.sites)
+        train, test = divide(source, arrays.x, arrays.y, classification=True, sites=arrays.sites, groups=arrays.groups)
         angle = 0.0 if source.share is None else rotation(source.share)
         images = rotate_images(arrays.x, angle)[:, None]
-        return LocalData.cut(images, arrays.y, train, test)
+        return LocalData.cut(images, arrays.y, train, test, groups=arrays.groups)
 
 
 def _initialise(module: nn.Module) -> None:

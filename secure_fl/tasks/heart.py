@@ -1,8 +1,8 @@
 """Heart disease, present or not, in four hospitals (UCI heart disease: Cleveland, Hungarian, Switzerland, VA).
 
 The hospitals measured different things: some columns are nearly complete in one and absent in another. What is
-missing is filled in with the site's own training rows and marked as filled in, so that no site's statistics are
-needed anywhere else.
+missing becomes a typical value and is marked as missing. Typical values and scales are those of medicine, not of any
+site's rows: each patient's inputs follow from that patient's record alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, open_npz, require_path
-from secure_fl.tasks.partition import Indices, divide
+from secure_fl.tasks.cutting import divide
 
 COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
@@ -28,7 +28,19 @@ COLUMNS = (
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 # Codes without an order, each value a column of its own. What is missing has none of them.
 _CODES: dict[str, tuple[int, ...]] = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}
-_NUMBERS = tuple(name for name in COLUMNS if name not in _CODES)
+# Of the other columns: the lowest and highest value that counts, a typical one for adults examined for heart disease,
+# and how far people usually differ from it. From clinical experience, in round numbers, and not from these data.
+_NUMBERS: dict[str, tuple[float, float, float, float]] = {
+    "age": (18, 100, 55, 10),  # years
+    "sex": (0, 1, 0.5, 0.5),
+    "trestbps": (60, 240, 130, 20),  # systolic blood pressure at rest, mmHg
+    "chol": (80, 500, 230, 50),  # serum cholesterol, mg/dl
+    "fbs": (0, 1, 0.5, 0.5),
+    "thalach": (50, 220, 145, 25),  # highest heart rate, beats a minute
+    "exang": (0, 1, 0.5, 0.5),
+    "oldpeak": (-4, 8, 1, 1),  # ST depression by exercise, mm
+    "ca": (0, 3, 1, 1),  # vessels coloured by fluoroscopy
+}
 # Nobody alive has a blood pressure or a cholesterol of 0; some hospitals wrote it for "not measured".
 _ZERO_IS_MISSING = ("trestbps", "chol")
 INPUTS = len(_NUMBERS) + sum(len(codes) for codes in _CODES.values()) + len(COLUMNS)
@@ -52,6 +64,7 @@ class Heart(Task):
     """A small network on 13 columns of a patient's record, each with a mark for "missing"."""
 
     kind = "classification"
+    preprocessing = "public"
     Settings = HeartSettings
     settings: HeartSettings
 
@@ -66,41 +79,32 @@ class Heart(Task):
         )
 
     def load(self, source: Source) -> LocalData:
-        """Standardised rows and their class: 0 healthy, 1 any stage of disease. `natural` divides by hospital."""
+        """Rows on a common scale and their class: 0 healthy, 1 any stage of disease. `natural` divides by hospital."""
         if source.share is not None and source.share.partition.rotated:
             raise SettingsError(
                 f"partition {source.share.partition.kind!r} turns images and this task has none",
                 advice="use natural, iid, dirichlet or pathological",
             )
         arrays = _read(source)
-        train, test = divide(arrays.y, source.share, classification=True, sites=arrays.sites)
-        return LocalData.cut(prepare(arrays.x, train), arrays.y, train, test)
+        train, test = divide(source, arrays.x, arrays.y, classification=True, sites=arrays.sites)
+        return LocalData.cut(prepare(arrays.x), arrays.y, train, test)
 
 
-def prepare(x: _Table, train: Indices) -> _Table:
+def prepare(x: _Table) -> _Table:
     """Rows (n, 13), NaN where missing, as inputs (n, 35): numbers, codes, and marks for what is missing.
 
-    Numbers are standardised and filled in with the mean of this site's training rows. Test rows would flatter the
-    test; other sites' rows are not here.
+    Each row by itself: no row has a part in how another is scaled or filled in.
     """
     x = x.copy()
     for name in _ZERO_IS_MISSING:
         column = x[:, COLUMNS.index(name)]
         column[column == 0] = np.nan
+    low, high, centre, spread = np.array(list(_NUMBERS.values()), np.float32).T
     numbers = x[:, [COLUMNS.index(name) for name in _NUMBERS]]
-    scaled = np.stack([_standardise(column, column[train]) for column in numbers.T], axis=1)
+    # What is missing becomes the typical value, which is zero on this scale.
+    scaled = np.nan_to_num((numbers.clip(low, high) - centre) / spread)
     codes = [x[:, COLUMNS.index(name)] == code for name, values in _CODES.items() for code in values]
     return np.concatenate([scaled, np.stack(codes, axis=1), np.isnan(x)], axis=1).astype(np.float32)
-
-
-def _standardise(column: _Table, train: _Table) -> _Table:
-    known = train[~np.isnan(train)]
-    # A column that this site never measured, or that is constant here, says nothing; zero is what it should become.
-    if not len(known) or known.std() == 0:
-        return np.zeros_like(column)
-    # Zero is the mean in these units: filling in before or after scaling is the same.
-    scaled: _Table = np.nan_to_num((column - known.mean()) / known.std())
-    return scaled
 
 
 # --- files ------------------------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from pydantic import Field
 from torch import nn
 
-from secure_fl.errors import DataError
+from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, open_npz, require_path
-from secure_fl.tasks.partition import Indices, divide, rotate_images, rotation
+from secure_fl.tasks.cutting import divide
+from secure_fl.tasks.partition import Indices, rotate_images, rotation
 
 Bytes = npt.NDArray[np.uint8]
 CLASSES = 10
@@ -32,7 +33,7 @@ class ImageSettings(TaskSettings):
 
     network: Literal["cnn", "mlp"] = "cnn"
     hidden: int = Field(default=64, ge=1, le=4096)
-    # Images that take part, drawn once and alike for all sites; 0 is all of them.
+    # In a simulation: images that take part, drawn once and alike for all sites; 0 is all of them.
     limit: int = Field(default=0, ge=0)
 
 
@@ -60,6 +61,7 @@ class ImageTask(Task):
     """Images of one size in ten classes. A subclass says the size and what its files are called."""
 
     kind = "classification"
+    preprocessing = "public"
     Settings = ImageSettings
     settings: ImageSettings
 
@@ -98,19 +100,22 @@ class ImageTask(Task):
         In a simulation, the publisher's training and test set are one pool: each node cuts its own test rows from
         its share, so that it is tested on what it sees. A site with files of its own keeps the publisher's cut.
         """
+        if self.settings.limit and source.share is None:
+            # Which ones are drawn depends on how many there are: one image would change the choice of others.
+            raise SettingsError("task.limit is for simulations", advice="set it to 0, or give the site a smaller file")
         images = self._read(source).some(self.settings.limit)
         if source.share is None and images.first_test is not None:
             train, test = np.arange(images.first_test), np.arange(images.first_test, len(images.y))
             if not len(train) or not len(test):
                 raise DataError(f"{source.path}: {len(train)} training and {len(test)} test images; both are needed")
         else:
-            train, test = divide(images.y, source.share, classification=True, sites=images.sites)
+            train, test = divide(source, images.x, images.y, classification=True, sites=images.sites)
         angle = 0.0 if source.share is None else rotation(source.share)
-        held: Indices = np.concatenate([train, test])
-        x = rotate_images(images.x[held].astype(np.float32) / np.float32(255), angle)
+        mine: Indices = np.concatenate([train, test])
+        x = rotate_images(images.x[mine].astype(np.float32) / np.float32(255), angle)
         x = x[:, None] if x.ndim == 3 else np.ascontiguousarray(np.moveaxis(x, 3, 1))
-        first, second = np.arange(len(train)), np.arange(len(train), len(held))
-        return LocalData.cut(x, images.y[held], first, second)
+        first, second = np.arange(len(train)), np.arange(len(train), len(mine))
+        return LocalData.cut(x, images.y[mine], first, second)
 
     def _read(self, source: Source) -> Images:
         path = require_path(source, self.files, formats=self.formats)

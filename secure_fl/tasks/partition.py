@@ -34,7 +34,7 @@ class PartitionSettings(Settings):
     classes: int = Field(default=2, ge=1)
     domains: int = Field(default=4, ge=1)
     degrees: float = Field(default=360, gt=0, le=360)  # of which the domains have equal steps
-    # Two is the least that leaves a row on both sides of the train/test split.
+    # Two is the least that leaves a row on both sides of the cut into training and test.
     min_samples: int = Field(default=10, ge=2)
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
 
@@ -58,20 +58,6 @@ class Share:
             raise SettingsError(f"share {self.index} of {self.of}: the index counts from 0 to of - 1")
         if self.seed < 0:
             raise SettingsError(f"seed {self.seed}: a seed is not negative")
-
-
-def divide(
-    targets: Array, share: Share | None, *, classification: bool, sites: Array | None = None
-) -> tuple[Indices, Indices]:
-    """The rows this site trains on and the rows it tests on: `assign`, then `split`.
-
-    Without a share the data are the site's own and every row is its to use.
-    """
-    if share is None:
-        held = np.arange(len(targets))
-    else:
-        held = assign(targets, share, classification=classification, sites=sites)
-    return split(held, targets, share, classification=classification)
 
 
 def assign(targets: Array, share: Share, *, classification: bool, sites: Array | None = None) -> Indices:
@@ -99,30 +85,6 @@ def assign(targets: Array, share: Share, *, classification: bool, sites: Array |
             advice="use fewer nodes or a smaller min_samples",
         )
     return np.flatnonzero(owner == share.index)
-
-
-def split(
-    indices: Indices, targets: Array, share: Share | None = None, *, classification: bool
-) -> tuple[Indices, Indices]:
-    """`indices` as (train, test), stratified by class where there are classes. Neither side is empty.
-
-    A site's own data (no share) are cut the same way each time, so that a restarted node does not train on
-    rows it tested on. That holds while the rows and their order do: a file that grows is cut anew.
-    Raises `DataError` for fewer than two rows.
-    """
-    if len(indices) < 2:
-        raise DataError(f"{len(indices)} rows; at least 2 are needed to train and to test")
-    settings = PartitionSettings() if share is None else share.partition
-    rng = _generator(0) if share is None else _generator(share.seed, share.index)
-    order = rng.permutation(indices)
-    if classification:
-        order = order[np.argsort(targets[order], kind="stable")]
-    # Every (n/count)-th row of the class-sorted order: each class gives its fair number to within one row.
-    # In integers, so that no rounding can pick a row twice or run past the end.
-    n = len(order)
-    count = min(max(round(n * settings.test_fraction), 1), n - 1)
-    picked = (np.arange(count) * n + rng.integers(n)) // count
-    return np.sort(np.delete(order, picked)), np.sort(order[picked])
 
 
 def rotation(share: Share) -> float:

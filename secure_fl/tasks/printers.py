@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings, open_npz, require_path
-from secure_fl.tasks.partition import Indices, assign, split
+from secure_fl.tasks.cutting import cut, held
+from secure_fl.tasks.partition import Indices
+from secure_fl.tasks.units import unit_names
 
 _EXPECTED = (
     "a .csv file with columns speed_setting, speed, acceleration_1, acceleration_2 and optionally printer, or a .npz "
@@ -63,6 +65,7 @@ class Printers(Task):
     """The speed at a given vibration, √(a₁² + a₂²)."""
 
     kind = "regression"
+    preprocessing = "public"
     Settings = PrintersSettings
     settings: PrintersSettings
 
@@ -95,22 +98,21 @@ class Printers(Task):
         prints = _read(source)
         vibration = np.hypot(prints.data[:, 1], prints.data[:, 2])[:, None]
         speed = prints.data[:, :1] / _SPEED_UNIT
-        held = np.arange(len(speed))
-        if source.share is not None:
-            held = assign(speed, source.share, classification=False, sites=prints.printer)
-        return LocalData.cut(vibration, speed, *self._cut(prints, held, speed, source))
+        rows = held(source, speed, classification=False, sites=prints.printer)
+        return LocalData.cut(vibration, speed, *self._cut(prints, rows, source))
 
-    def _cut(self, prints: _Prints, held: Indices, speed: _Floats, source: Source) -> tuple[Indices, Indices]:
+    def _cut(self, prints: _Prints, rows: Indices, source: Source) -> tuple[Indices, Indices]:
         tested = self.settings.test_speed
         if tested == 0:
-            return split(held, speed, source.share, classification=False)
-        is_test = prints.setting[held] == tested
+            train, test = cut(source, unit_names(prints.data[rows], prints.setting[rows]))
+            return rows[train], rows[test]
+        is_test = prints.setting[rows] == tested
         if is_test.all() or not is_test.any():
             raise DataError(
-                f"{int(is_test.sum())} of this site's {len(held)} rows were printed at the test speed {tested}",
+                f"{int(is_test.sum())} of this site's {len(rows)} rows were printed at the test speed {tested}",
                 advice="set task.test_speed to one of several speeds in the data, or to 0 to test on rows at random",
             )
-        return held[~is_test], held[is_test]
+        return rows[~is_test], rows[is_test]
 
 
 def _identity() -> nn.Linear:

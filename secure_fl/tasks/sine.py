@@ -54,6 +54,7 @@ class Sine(Task):
     """Client i of N learns αᵢ sin(2π(x + θᵢ)) from its own points."""
 
     kind = "regression"
+    preprocessing = "none"
     Settings = SineSettings
     clip = 0.25
     settings: SineSettings

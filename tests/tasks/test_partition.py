@@ -14,10 +14,8 @@ from secure_fl.tasks.partition import (
     PartitionSettings,
     Share,
     assign,
-    divide,
     rotate_images,
     rotation,
-    split,
 )
 
 KINDS = ("iid", "dirichlet", "pathological", "rotated", "rotated-pathological", "natural")
@@ -56,38 +54,6 @@ def test_shares_are_disjoint_covering_deterministic_and_large_enough(
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(n))
     assert min(map(len, parts)) >= min_samples
     assert all(np.array_equal(part, held(index)) for index, part in enumerate(parts))
-
-
-@settings(max_examples=60, deadline=None)
-@given(n=st.integers(2, 300), classes=st.integers(1, 9), fraction=st.floats(0.001, 0.999), seed=seeds)
-def test_a_split_is_disjoint_covering_nonempty_and_stratified(n: int, classes: int, fraction: float, seed: int) -> None:
-    targets, held = np.arange(2 * n) % classes, np.arange(n) * 2
-    part = share(seed=seed, test_fraction=fraction)
-    train, test = split(held, targets, part, classification=True)
-    assert np.array_equal(np.sort(np.concatenate([train, test])), held)
-    assert len(test) == min(max(round(n * fraction), 1), n - 1)
-    for label in range(classes):
-        fair = (targets[held] == label).sum() * len(test) / n
-        assert abs((targets[test] == label).sum() - fair) < 1 + 1e-9
-
-
-def test_a_split_differs_by_node_and_by_seed_but_not_by_call() -> None:
-    targets, held = labels(), np.arange(400)
-    cuts = [split(held, targets, p, classification=True)[1] for p in (share(0), share(1), share(0, seed=1))]
-    assert len({tuple(cut) for cut in cuts}) == 3
-    assert np.array_equal(cuts[0], split(held, targets, share(0), classification=True)[1])
-
-
-def test_own_data_are_all_used_and_always_cut_the_same_way() -> None:
-    first, second = (divide(labels(), None, classification=True) for _ in range(2))
-    assert np.array_equal(np.sort(np.concatenate(first)), np.arange(400))
-    assert np.array_equal(first[1], second[1])
-    assert len(first[1]) == 80
-
-
-def test_one_row_cannot_be_split() -> None:
-    with pytest.raises(DataError, match="1 rows"):
-        split(np.array([3]), labels(), classification=False)
 
 
 @given(seed=seeds, each=st.integers(1, 5))

@@ -27,6 +27,7 @@ MODELS: list[tuple[str, dict[str, Any], Tensor, Tensor]] = [
     ("bearings", {}, torch.rand(4, 512), CLASSES),
     ("agnews", {"buckets": 20}, TOKENS, CLASSES),
     ("sine", {}, VALUES, VALUES),
+    ("visits", {}, torch.rand(4, 8), CLASSES),
 ]
 
 
