@@ -13,15 +13,18 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
+from node.charge import Charge
 from node.circles import learn_circles
 from node.encoding import encode
 from node.events import AnswerSent, Fetched, RoundDone, SatOut, Trained
 from node.giving import Giving
 from node.kept import KeptUpdate
 from node.models import VerifiedModels
+from node.privacy import SitePrivacy
 from node.reasons import spoken
 from node.site_services import SiteServices
 from node.store import AttemptMemory, StudyStore
@@ -35,7 +38,6 @@ from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.encoding.update import decode_sums
 from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
-from secure_fl.privacy.accountant import Reservation
 from secure_fl.protect.combining import CombiningNodeHalf
 from secure_fl.protect.contract import Message, NodeHalf, RoundContext
 from secure_fl.randomness import KeyStream, Randomness
@@ -79,8 +81,14 @@ class Participation:
         self._announced = {announcement.phase}
         self._asked: asyncio.Queue[pb.PhaseAnnouncement] = asyncio.Queue()
         self._timeout: asyncio.Timeout | None = None
-        self._reserved = False
-        self._charged = False
+        self._privacy = SitePrivacy(services.file, resolved)
+        self._charge = Charge(
+            services.accountant,
+            self._privacy,
+            number=self._number,
+            attempt=announcement.attempt,
+            trains=self._kind is not RoundKind.EVALUATE,
+        )
         self._refusal = ""
         self._finished = False
         self._heard = time.monotonic()
@@ -141,32 +149,31 @@ class Participation:
         await learn_circles(self._services.session, self._resolved, self._store, announcement)
         await in_thread_whole(self._check, announcement)
         kept = await in_thread_whole(self._kept)
+        found: Mapping[str, str] = {}
         if kept is None:
             # What can fail without a model fails before there is one: afterwards it would tell of the model.
             self.rehearsal = await in_thread_whole(self._job, None)
-            await self._services.executor.rehearse(self.rehearsal)
+            found = await self._services.executor.rehearse(self.rehearsal)
             self.rehearsal = None
+            await in_thread_whole(self._services.agreements.require, self._study, found)
         received = await self._fetch(announcement) if kept is None else Path()
-        reservation = self._reservation()
         try:
-            await in_thread_whole(self._reserve, reservation)
+            # 4. Set the round's privacy cost aside.
+            await in_thread_whole(self._charge.reserve, found, repeats=kept is not None)
             if kept is None:
                 kept = await in_thread_whole(self._keep_update, await self._train(received))
             half = await in_thread_whole(self._encoded_half, kept)
             metrics = kept.metrics
             del kept  # Its integers go as they are protected.
-            await self._protect_and_send(half, reservation, metrics)
+            await self._protect_and_send(half, metrics)
         except BaseException as error:
-            if self._reserved and not self._charged:
-                reason = error.code if isinstance(error, SecureFLError) else type(error).__name__
-                await in_thread_whole(self._services.accountant.release, reservation, reason=reason)
+            await in_thread_whole(self._charge.give_back, error)
             raise
 
     async def _go_on(self, announcement: pb.PhaseAnnouncement) -> None:
         """After a restart: take part in the later phases, if the protection remembers. What was charged stays so."""
         half = await in_thread_whole(self._remembered_half, announcement)
-        self._charged = True
-        await self._protect_and_send(half, None, SiteMetrics())
+        await self._protect_and_send(half, SiteMetrics())
 
     def _remembered_half(self, announcement: pb.PhaseAnnouncement) -> NodeHalf:
         self._services.policy.check_announcement(self._resolved, announcement)
@@ -212,20 +219,11 @@ class Participation:
         self._services.listener(Fetched(**self._about(), bytes=target.size))
         return received
 
-    def _reserve(self, reservation: Reservation) -> None:
-        """4. Set the round's privacy cost aside before anything is computed from the data."""
-        self._services.accountant.reserve(reservation)
-        self._reserved = True
-
-    def _reservation(self) -> Reservation:
-        number, attempt = self.key
-        dataset = self._study.task.dataset_id
-        return Reservation(study_id=self._resolved.id, round=number, attempt=attempt, dataset=dataset)
-
     async def _train(self, received: Path) -> Result:
         """5.–6. Have the data loaded, the model trained and the blocks selected, in a process of its own."""
         job = await in_thread_whole(self._job, received)
         begun = time.monotonic()
+        self._charge.computing()
         result = await self._services.executor.run(job)
         self._services.listener(Trained(**self._about(), seconds=time.monotonic() - begun))
         return result
@@ -242,6 +240,9 @@ class Participation:
             layout=self._layout,
             received=received,
             scratch=self._scratch,
+            secrets=self._services.data_secrets(self._resolved, number, self._first.attempt),
+            mechanism=self._privacy.mechanism,
+            epochs=self._privacy.epochs(number, trains=self._kind is not RoundKind.EVALUATE),
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:
@@ -272,7 +273,7 @@ class Participation:
         giving = Giving(self._services, self._resolved, self._protection, self._store, context)
         return giving.half(blocks, weight, features, randomness=self._randomness("protect"), memory=self._memory())
 
-    async def _protect_and_send(self, half: NodeHalf, reservation: Reservation | None, metrics: SiteMetrics) -> None:
+    async def _protect_and_send(self, half: NodeHalf, metrics: SiteMetrics) -> None:
         """8.–10. Phase by phase: let the protection answer, charge the site, send."""
         phases = self._phases
         while True:
@@ -285,9 +286,9 @@ class Participation:
                 await in_thread_whole(self._keep, half)
             carries = phase == self._protection.carrier
             header = await in_thread_whole(self._header, phase, answer, metrics if carries else None)
-            if carries and reservation is not None:
+            if carries:
                 # 9. Charge durably, then send: a byte that may have left is a byte that left.
-                await in_thread_whole(self._charge, reservation, header, answer.pledged)
+                await in_thread_whole(self._spend, header, answer.pledged)
             if phase == phases[0]:
                 await self._answer_time()
             # 10. Send: the same bytes, until they are acknowledged or refused.
@@ -301,11 +302,10 @@ class Participation:
                 # Whoever announces a second phase has every first answer: it has no reason to begin again.
                 await in_thread_whole(self._store.spend, *self.key)
 
-    def _charge(self, reservation: Reservation, header: pb.UploadHeader, pledged: int) -> None:
+    def _spend(self, header: pb.UploadHeader, pledged: int) -> None:
         if self._kind is not RoundKind.DECLARE:
             self._store.note_sent(self._first.round)
-        self._services.accountant.commit(reservation, release=release(self._resolved, header, pledged=pledged))
-        self._charged = True
+        self._charge.spend(release(self._resolved, header, pledged=pledged))
 
     async def _next_phase(self, later: tuple[str, ...]) -> None:
         # Waiting for others is no fault of this node: the coordinator announces, or closes the round.

@@ -37,6 +37,9 @@ class DatasetSection(Settings):
 
     path: str = ""
     format: str = ""
+    # For differential privacy: about how many records, or groups, there are to train on. Rounded and kept as it is: the
+    # true number is private, and this one is used in the open.
+    units: int | None = Field(None, ge=1, le=10**12)
     share: ShareSection | None = None
 
 
@@ -68,6 +71,8 @@ class PolicySection(Settings):
             require_known("[policy] protection", protection, protect.known())
         for strategy in self.strategies:
             require_known("[policy] strategy", strategy, strategies.known())
+        if (self.epsilon is None) != (self.delta is None):
+            raise ValueError("[policy] epsilon and delta are a limit together: write both, or neither")
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,9 @@ class InlineExecutor:
     def __init__(self) -> None:
         self._trainer = Trainer()
 
-    async def rehearse(self, job: Job) -> None:
+    async def rehearse(self, job: Job) -> Mapping[str, str]:
         """Try in the thread."""
-        await self.run(replace(job, rehearsal=True))
+        return (await self.run(replace(job, rehearsal=True))).found
 
     async def run(self, job: Job) -> Result:
         """Train in the thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from node.config import NodeFile
+from node.privacy import plan_here
 from secure_fl import tasks
 from secure_fl.aggregation import RequestKind
 from secure_fl.errors import RefusedError
@@ -64,6 +65,7 @@ class Policy:
             raise RefusedError(f"dataset {dataset!r} is not allowed by [policy] datasets")
         if policy.epsilon is not None and study.privacy.mode == "none":
             raise RefusedError("the study has no differential privacy, and [policy] epsilon limits what may be spent")
+        plan_here(self._file, study)
         if study.protection.colluders < policy.colluders:
             raise RefusedError(f"the study withstands fewer than {policy.colluders} colluding sites")
         if len(study.study.roster) < policy.min_cohort or study.min_cohort(RequestKind.SUM) < policy.min_cohort:

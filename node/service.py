@@ -9,26 +9,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from node.agreements import Agreements
+from node.approvals import Approvals
 from node.attempt import Participation
 from node.comparisons import ComparisonBook
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
-from node.own_ledger import took_part
+from node.own_ledger import own_entries, took_part
 from node.past import PastSums
 from node.policy import Policy
+from node.privacy import limit_of
 from node.repair import Repairs
 from node.session import Session
 from node.site_services import SiteServices
 from node.store import NodeStore, StudyStore
 from node.training.executor import Executor
 from node.training.jobs import Job
-from node.training.seeds import secret_seed, simulated_seed
+from node.training.seeds import DataSecrets, data_secrets, secret_seed, simulated_secrets, simulated_seed
 from secure_fl.errors import CertificateError, NotReadyError, SecureFLError, StorageError
 from secure_fl.files import write_atomically
 from secure_fl.identity.certificates import utc_now
 from secure_fl.identity.member import Member
 from secure_fl.limits import SESSION_QUEUE
-from secure_fl.privacy.accountant import RecordingAccountant
+from secure_fl.privacy.accountant import SiteAccountant
 from secure_fl.privacy.ledger import Ledger
 from secure_fl.randomness import Randomness, SystemRandomness, UnsafeSeededRandomness
 from secure_fl.rpc import federation_pb2 as pb
@@ -98,6 +101,7 @@ class Node:
             authority=file.ca_pem(),
             expected=took_part(self._store),
         )
+        accountant = SiteAccountant(ledger, own_entries(file, self._store), limit=limit_of(file))
         self._services = SiteServices(
             file=file,
             me=Member(
@@ -106,13 +110,15 @@ class Node:
                 vouch=lambda peer: trust.check(peer, role="node", now=utc_now()),
             ),
             policy=self._policy,
-            accountant=RecordingAccountant(ledger),
+            accountant=accountant,
             executor=executor,
             comparisons=ComparisonBook(self._store.comparisons),
             session=self._session,
             past=PastSums(self._store.folder / "openings.json"),
             randomness=self._randomness,
             training_seed=self._training_seed,
+            data_secrets=self._data_secrets,
+            agreements=Agreements(file, Approvals(self._store.folder), accountant),
             unready=self._step_back,
             listener=listener,
         )
@@ -314,6 +320,11 @@ class Node:
         if self._file.simulation is None:
             return secret_seed(self._store.secret(), resolved.id, number)
         return simulated_seed(resolved.study.study.seed, self._file.node.name, number)
+
+    def _data_secrets(self, resolved: ResolvedStudy, number: int, attempt: int) -> DataSecrets:
+        if self._file.simulation is None:
+            return data_secrets(self._store.secret())
+        return simulated_secrets(resolved.study.study.seed, self._file.node.name, number, attempt)
 
     def _randomness(self, *context: str) -> Randomness:
         if self._file.simulation is None:

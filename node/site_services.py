@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from node.agreements import Agreements
 from node.comparisons import ComparisonBook
 from node.config import NodeFile
 from node.events import NodeListener, ignore
@@ -12,6 +13,7 @@ from node.policy import Policy
 from node.session import Session
 from node.training.executor import Executor
 from node.training.jobs import Job
+from node.training.seeds import DataSecrets
 from secure_fl.identity.member import Member
 from secure_fl.privacy.accountant import Accountant
 from secure_fl.protect.past import Past
@@ -33,5 +35,7 @@ class SiteServices:
     past: Past  # the sums that the site was part of, over all studies
     randomness: Callable[..., Randomness]  # a fresh source for one attempt
     training_seed: Callable[[ResolvedStudy, int], int]  # of a round
+    data_secrets: Callable[[ResolvedStudy, int, int], DataSecrets]  # of a round and attempt
+    agreements: Agreements  # to studies, and the code they run
     unready: Callable[[str, Job], None]  # a study whose rehearsal failed
     listener: NodeListener = ignore

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
+from node.approvals import Approval, Approvals
 from secure_fl.errors import RefusedError, StorageError
 from secure_fl.files import private_folder, write_atomically, write_private
 from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
@@ -391,20 +392,10 @@ class NodeStore:
                 raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
         return None
 
-    def approve(self, study_id: str) -> None:
-        """Add a study hash to those approved by hand; a running node sees it at the next offer."""
-        private_folder(self.folder)  # before the node's first start, it may be this that makes it
-        approved = sorted(self.approvals() | {study_id})
-        write_private(self.folder / "approvals.json", json.dumps(approved).encode())
-
     def approvals(self) -> frozenset[str]:
         """Study hashes approved by hand."""
-        try:
-            listed = json.loads((self.folder / "approvals.json").read_text(encoding="utf-8"))
-            if not isinstance(listed, list) or not all(isinstance(study_id, str) for study_id in listed):
-                raise ValueError
-            return frozenset(listed)
-        except FileNotFoundError:
-            return frozenset()
-        except (OSError, ValueError) as error:
-            raise StorageError(f"the list of approvals cannot be read ({type(error).__name__})") from error
+        return frozenset(Approvals(self.folder).read())
+
+    def approve(self, study_id: str, given: Approval = Approval()) -> None:  # noqa: B008 - it is frozen
+        """Add a study to those approved by hand; a running node sees it within a second."""
+        Approvals(self.folder).add(study_id, given)

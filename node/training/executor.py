@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from node.training.jobs import Job, Result
@@ -15,10 +16,10 @@ from node.training.jobs import Job, Result
 class Executor(Protocol):
     """Runs jobs for attempts."""
 
-    async def rehearse(self, job: Job) -> None:
+    async def rehearse(self, job: Job) -> Mapping[str, str]:
         """Load the data and try one batch without a received model, once per study: whatever can fail fails here.
 
-        Raises as `run` does.
+        Returns what the ledger says of data and code. Raises as `run` does.
         """
         ...
 

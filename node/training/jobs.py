@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from secure_fl.blocks import BlockShape, Layout, TensorShape
@@ -39,6 +39,11 @@ class Job:
     model_to: str
     traces_to: str = ""
     budget: int | None = None  # parameters that may leave in a round
+    privacy: dict[str, Any] | None = None  # the mechanism that training runs under
+    privacy_seed: str = ""  # hexadecimal, in simulations alone: noise that somebody can repeat protects nobody
+    reserved_steps: int = 0  # under noise; there are no more
+    split_key: str = ""  # hexadecimal, a secret of the site: which rows are trained on
+    salt: str = ""  # hexadecimal, of the fingerprint that the ledger has of the data
     rehearsal: bool = False  # nothing is received yet: only try whether it could be done
 
     def to_json(self) -> str:
@@ -58,6 +63,8 @@ class Result:
 
     samples: int
     metrics: SiteMetrics
+    # Of a rehearsal: what the ledger says of data and code. Words and digests.
+    found: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """One line."""
@@ -66,7 +73,7 @@ class Result:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """From decoded JSON."""
-        return cls(samples=values["samples"], metrics=SiteMetrics(**values["metrics"]))
+        return cls(samples=values["samples"], metrics=SiteMetrics(**values["metrics"]), found=values.get("found", {}))
 
 
 def layout_to_json(layout: Layout) -> list[Any]:

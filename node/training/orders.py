@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from node.config import DatasetSection, NodeFile
 from node.store import StudyStore
 from node.training.jobs import Job, layout_to_json
+from node.training.seeds import DataSecrets
 from secure_fl.blocks import Layout
+from secure_fl.privacy.mechanism import Mechanism
 from secure_fl.rounds import RoundKind
 
 
@@ -23,8 +26,14 @@ def make_job(
     layout: Layout,
     received: Path | None,
     scratch: Callable[[str], Path],
+    secrets: DataSecrets,
+    mechanism: Mechanism | None = None,
+    epochs: int = 0,
 ) -> Job:
-    """The job of a round and attempt (`key`); without `received` the model that is trained is not here yet."""
+    """The job of a round and attempt (`key`); without `received` the model that is trained is not here yet.
+
+    Under a `mechanism`, `epochs` passes over the data were reserved.
+    """
     number, attempt = key
     return Job(
         kind=kind,
@@ -49,6 +58,11 @@ def make_job(
         model_to=str(store.model),
         traces_to=str(store.traces),
         budget=file.policy.upload_parameters,
+        privacy=None if mechanism is None else asdict(mechanism),
+        privacy_seed=secrets.noise_seed.hex(),
+        reserved_steps=0 if mechanism is None else epochs * mechanism.epoch_steps,
+        split_key=secrets.split_key.hex(),
+        salt=secrets.salt.hex(),
     )
 
 

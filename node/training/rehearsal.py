@@ -8,16 +8,21 @@ from __future__ import annotations
 import torch
 
 from secure_fl.errors import DataError
+from secure_fl.privacy.readiness import require_ready
 from secure_fl.strategies.site import Site
+from secure_fl.study.settings import PrivacySection
 from secure_fl.tasks.base import LocalData, Split
 
 
-def rehearse(site: Site) -> str:
+def rehearse(site: Site, *, privacy: PrivacySection | None = None) -> str:
     """Look through a site's data and train on one batch, from a model that nobody sent; returns what was found.
 
-    Raises `DataError` for data that no model can be trained on, and whatever the task raises.
+    Raises `DataError` for data that no model can be trained on, `NotPrivateError` for a task, model or data to which
+    noise cannot be added, and whatever the task raises.
     """
     _require_numbers(site.data)
+    if privacy is not None and privacy.mode != "none":
+        require_ready(site.task, site.model, site.data, unit=privacy.unit)
     settings, train, test = site.training, site.data.train, site.data.test
     optimizer = site.optimizer()
     site.model.train()

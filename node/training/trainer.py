@@ -23,12 +23,15 @@ from secure_fl.checkpoints import load_arrays, save_arrays
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.errors import DataError, LayoutMismatchError, SecureFLError, TrainingError
 from secure_fl.files import write_atomically
+from secure_fl.privacy.fingerprint import fingerprint
+from secure_fl.privacy.mechanism import Mechanism
 from secure_fl.results import traces
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.base import SHIPPED_TENSOR, Strategy
 from secure_fl.strategies.site import Site
 from secure_fl.study.settings import Study
 from secure_fl.tasks.base import LocalData, Share, Source, Task
+from secure_fl.tasks.code_digest import task_code
 from secure_fl.tasks.model_blocks import InitialBlocks, layout_of, seeded
 
 _Key: TypeAlias = tuple[str, str, str]  # the study, the site, and where its data are
@@ -105,26 +108,28 @@ class Trainer:
         if key not in self._rehearsed:
             site = _site_without(loaded, seed=job.seed, device=job.device)
             try:
-                log.info("%s", rehearse(site))
+                log.info("%s", rehearse(site, privacy=loaded.study.privacy))
+                found = _found(loaded, salt=bytes.fromhex(job.salt))
             except Exception:
                 del self._loaded[key]  # What is wrong with the data may be repaired in their file.
                 raise
-            self._rehearsed[key] = Result(samples=site.samples, metrics=SiteMetrics())
+            self._rehearsed[key] = Result(samples=site.samples, metrics=SiteMetrics(), found=found)
         return self._rehearsed[key]
 
     def _load(self, job: Job) -> _Loaded:
         key = _key(job)
         if key not in self._loaded:
             study = Study.from_canonical(Path(job.study).read_bytes())
-            self._loaded[key] = _load(study, DatasetSection.parse(job.dataset), Path(job.folder))
+            dataset, split_key = DatasetSection.parse(job.dataset), bytes.fromhex(job.split_key)
+            self._loaded[key] = _load(study, dataset, Path(job.folder), split_key)
         return self._loaded[key]
 
 
-def try_out(study: Study, dataset: DatasetSection, *, folder: Path, device: str) -> str:
+def try_out(study: Study, dataset: DatasetSection, *, folder: Path, device: str, split_key: bytes = b"") -> str:
     """Rehearse a study without a node; returns what was found. Raises `DataError` where the task's own code fails."""
     try:
-        loaded = _load(study, dataset, folder)
-        return rehearse(_site_without(loaded, seed=study.study.seed, device=device))
+        loaded = _load(study, dataset, folder, split_key)
+        return rehearse(_site_without(loaded, seed=study.study.seed, device=device), privacy=study.privacy)
     except SecureFLError:
         raise
     except Exception as error:
@@ -134,11 +139,21 @@ def try_out(study: Study, dataset: DatasetSection, *, folder: Path, device: str)
         ) from error
 
 
-def _load(study: Study, dataset: DatasetSection, folder: Path) -> _Loaded:
+def _load(study: Study, dataset: DatasetSection, folder: Path, split_key: bytes) -> _Loaded:
     task = tasks.create(study.task.name, study.task.settings)
     with seeded(study.study.seed):
         layout = layout_of(task, task.model())
-    return _Loaded(study, study.make_strategy(), task, task.load(_source(dataset, folder)), layout)
+    return _Loaded(study, study.make_strategy(), task, task.load(_source(dataset, folder, split_key)), layout)
+
+
+def _found(loaded: _Loaded, *, salt: bytes) -> dict[str, str]:
+    """What the ledger says of data and code."""
+    found = {"code": task_code(type(loaded.task)).digest}
+    if loaded.study.privacy.mode != "none":
+        found["preprocessing"] = loaded.task.preprocessing
+        found["split"] = "by unit, with a secret of the site"
+        found["fingerprint"] = fingerprint(loaded.data, salt=salt)
+    return found
 
 
 def _key(job: Job) -> _Key:
@@ -188,6 +203,10 @@ def _site(job: Job, loaded: _Loaded) -> Site:
         seed=job.seed,
         device=job.device,
         budget=job.budget,
+        round=job.round,
+        privacy=None if job.privacy is None or job.kind is not RoundKind.TRAIN else Mechanism(**job.privacy),
+        privacy_seed=bytes.fromhex(job.privacy_seed) or None,
+        reserved_steps=job.reserved_steps,
     )
 
 
@@ -195,12 +214,12 @@ def _kept(path: str) -> Blocks:
     return load_arrays(Path(path)) if path else {}
 
 
-def _source(section: DatasetSection, folder: Path) -> Source:
+def _source(section: DatasetSection, folder: Path, split_key: bytes) -> Source:
     share: Share | None = None
     if (part := section.share) is not None:
         share = Share(index=part.index, of=part.of, partition=part.partition, seed=part.seed)
     path = folder / section.path if section.path else None
-    return Source(path=path, format=section.format or None, share=share)
+    return Source(path=path, format=section.format or None, share=share, split_key=split_key)
 
 
 def _shipped(layout: Layout, received: Blocks) -> dict[str, Vector]:

@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,9 @@ class WorkerProcess:
         self._process: Forked | asyncio.subprocess.Process | None = None
         self._one_at_a_time = asyncio.Lock()  # several studies share the process
 
-    async def rehearse(self, job: Job) -> None:
+    async def rehearse(self, job: Job) -> Mapping[str, str]:
         """Try in the child."""
-        await self.run(replace(job, rehearsal=True))
+        return (await self.run(replace(job, rehearsal=True))).found
 
     async def run(self, job: Job) -> Result:
         """Train in the child, one job at a time; cancelling kills it."""

@@ -1,28 +1,49 @@
-"""Reserve before training, commit before anything leaves, release only what never left.
+"""Reserve before training, commit before anything leaves, release only what was never computed.
 
-The round calls these three and nothing else, whatever the mechanism. A reservation that is neither committed nor
-released (the node was killed) counts as spent: the node cannot know whether its upload arrived.
+The round calls these three and nothing else. A reservation that is neither committed nor released (the node was
+killed) counts as spent: the node cannot know whether its upload arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from secure_fl.privacy.ledger import CANCELLED, PLANNED, SENT, Ledger
+from secure_fl.privacy.decisions import refusal
+from secure_fl.privacy.events import Event, NoisySteps, NonPrivate, merged
+from secure_fl.privacy.ledger import APPROVED, CANCELLED, PLANNED, REFUSED, SENT, Entry, Ledger
+from secure_fl.privacy.spending import plans
+
+if TYPE_CHECKING:
+    from secure_fl.privacy.filter import BudgetFilter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """One round's claim on a data set's budget. `epsilon` is None where no mechanism bounds it: never 0."""
+    """One training's claim on a data set's budget.
+
+    `privacy` has everything from which the ledger's reader recomputes ε, its cost included; None where nothing bounds
+    what is learnt about a record. What `repeats` sends integers again that an earlier attempt at the round computed:
+    nothing new is, and it costs nothing.
+    """
 
     study_id: str
     round: int
     attempt: int
     dataset: str
-    epsilon: float | None = None
-    delta: float | None = None
+    repeats: bool = False
+    privacy: Mapping[str, Any] | None = None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What it costs."""
+        if self.repeats:
+            return ()
+        if self.privacy is None:
+            return (NonPrivate(),)
+        return tuple(NoisySteps.from_facts(event) for event in self.privacy["events"])
 
     def facts(self) -> dict[str, Any]:
         """For the ledger."""
@@ -31,8 +52,8 @@ class Reservation:
             "round": self.round,
             "attempt": self.attempt,
             "dataset": self.dataset,
-            "epsilon": self.epsilon,
-            "delta": self.delta,
+            "repeats": self.repeats,
+            "privacy": None if self.privacy is None else dict(self.privacy),
         }
 
 
@@ -40,7 +61,7 @@ class Accountant(Protocol):
     """A site's privacy accounting, as the round sees it."""
 
     def reserve(self, reservation: Reservation) -> None:
-        """Set budget aside. Raises when the site does not have it; nothing has been computed yet."""
+        """Set budget aside. Raises `BudgetExceededError` when the site does not have it; nothing was computed yet."""
         ...
 
     def commit(self, reservation: Reservation, *, release: Mapping[str, Any]) -> None:
@@ -48,24 +69,81 @@ class Accountant(Protocol):
         ...
 
     def release(self, reservation: Reservation, *, reason: str) -> None:
-        """Give it back: nothing left the node."""
+        """Give it back: nothing was computed from the data, so nothing is kept of them and nothing can leave."""
+        ...
+
+    def approved(self, study_id: str, facts: Mapping[str, Any]) -> None:
+        """Note, once, that this site agreed to a study."""
         ...
 
 
-class RecordingAccountant:
-    """Without a DP mechanism there is no ε to compose; what left is recorded all the same."""
+class SiteAccountant:
+    """One for all studies of a site: it counts by data set, from what the ledger says, and writes there first."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, entries: Iterable[Entry] = (), *, limit: BudgetFilter | None = None) -> None:
+        """`entries` are those of `ledger`; `limit` is what the site allows for each data set, over everything."""
         self._ledger = ledger
+        self._limit = limit
+        self._lock = threading.Lock()  # Studies run side by side: each is judged with all that the others reserved.
+        read = list(entries)
+        self._approved = {str(entry.facts["study"]) for entry in read if entry.kind == APPROVED}
+        self._uses: dict[str, list[tuple[Event, ...]]] = {}
+        for plan in plans(read):
+            if plan.counts and plan.repeats is None:
+                self._use(plan.dataset, (NonPrivate(),) if plan.privacy is None else plan.events)
+
+    @property
+    def limit(self) -> BudgetFilter | None:
+        """What the site allows for each data set."""
+        return self._limit
+
+    def spent(self, dataset: str) -> tuple[Event, ...]:
+        """What is spent of a data set, or set aside, over all studies."""
+        with self._lock:
+            return self._spent(dataset)
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Those that were used."""
+        with self._lock:
+            return tuple(sorted(self._uses))
 
     def reserve(self, reservation: Reservation) -> None:
-        """Record the intention."""
-        self._ledger.append(PLANNED, reservation.facts())
+        """Judge and note it in one step."""
+        with self._lock:
+            wanted = reservation.events
+            if self._limit is not None:
+                self._limit.require(self._spent(reservation.dataset), wanted)
+            self._ledger.append(PLANNED, reservation.facts())
+            self._use(reservation.dataset, wanted)
 
     def commit(self, reservation: Reservation, *, release: Mapping[str, Any]) -> None:
-        """Record what leaves."""
+        """What was reserved has been counted already."""
         self._ledger.append(SENT, {**reservation.facts(), "release": dict(release)})
 
     def release(self, reservation: Reservation, *, reason: str) -> None:
-        """Record that nothing left."""
-        self._ledger.append(CANCELLED, {**reservation.facts(), "reason": reason})
+        """From now on it does not count."""
+        with self._lock:
+            self._ledger.append(CANCELLED, {**reservation.facts(), "reason": reason})
+            if reservation.events:
+                self._uses[reservation.dataset].remove(reservation.events)
+
+    def approved(self, study_id: str, facts: Mapping[str, Any]) -> None:
+        """Once for each study and what was agreed to; a changed code is another thing to agree to."""
+        with self._lock:
+            if study_id not in self._approved:
+                self._ledger.append(APPROVED, facts)
+                self._approved.add(study_id)
+
+    def refused(self, study_id: str, number: int, reason: str) -> None:
+        """The site would not do what it was asked."""
+        self._ledger.append(REFUSED, refusal(study_id=study_id, round=number, reason=reason))
+
+    def _use(self, dataset: str, events: tuple[Event, ...]) -> None:
+        if events:
+            self._uses.setdefault(dataset, []).append(events)
+
+    def _spent(self, dataset: str) -> tuple[Event, ...]:
+        every = [event for events in self._uses.get(dataset, ()) for event in events]
+        plain: tuple[Event, ...] = (NonPrivate(),) if any(isinstance(event, NonPrivate) for event in every) else ()
+        return (*merged(event for event in every if isinstance(event, NoisySteps)), *plain)

@@ -23,6 +23,7 @@ from secure_fl.files import private_folder, write_atomically
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
 from secure_fl.results.record import StudyRecord
+from secure_fl.simulation.units import declared_units
 from secure_fl.study.settings import Study
 
 
@@ -60,9 +61,13 @@ class Workspace:
 
     def point_nodes_at(self, port: int) -> None:
         """Write every node's file, now that the coordinator's port is known."""
+        units = declared_units(self.study) if self.study.privacy.mode != "none" else None
         for index, name in enumerate(self.study.study.roster):
             private_folder(self.node_folder(name))  # a node's state, as in a deployment
-            write_atomically(self.node_file(name), tomli_w.dumps(self._node_settings(index, name, port)).encode())
+            settings = self._node_settings(index, name, port)
+            if units is not None:
+                settings["datasets"][self.study.task.dataset_id]["units"] = units[index]
+            write_atomically(self.node_file(name), tomli_w.dumps(settings).encode())
 
     def collect(self) -> None:
         """Put the models, and what the sites noted, where the contract says they are."""

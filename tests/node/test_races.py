@@ -24,7 +24,7 @@ from node.store import StudyStore
 from node.training.jobs import Job, Result
 from secure_fl.errors import RefusedError
 from secure_fl.files import write_atomically
-from secure_fl.privacy.accountant import RecordingAccountant
+from secure_fl.privacy.accountant import SiteAccountant
 from secure_fl.privacy.ledger import read_ledger
 from secure_fl.rpc import federation_pb2 as pb
 from tests.attacks.test_attacks import INITIAL, EvilCoordinator, _Fixed
@@ -89,13 +89,13 @@ async def until(condition: Callable[[], object], seconds: float = 5.0) -> bool:
 def test_a_deadline_that_strikes_twice_does_not_make_a_node_deaf(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = RecordingAccountant.release
+    release = SiteAccountant.release
 
-    def slow(self: RecordingAccountant, *given: Any, **named: Any) -> None:
+    def slow(self: SiteAccountant, *given: Any, **named: Any) -> None:
         time.sleep(1.0)
         release(self, *given, **named)
 
-    monkeypatch.setattr(RecordingAccountant, "release", slow)
+    monkeypatch.setattr(SiteAccountant, "release", slow)
 
     async def scenario(_fed: Federation, evil: EvilCoordinator, _node: Node) -> None:
         evil.announce(deadline_ms=300)
@@ -214,14 +214,14 @@ def test_a_cursor_never_goes_back(tmp_path: Path) -> None:
 
 
 def test_cancelled_while_it_reserves_a_node_takes_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve, entered = RecordingAccountant.reserve, threading.Event()
+    reserve, entered = SiteAccountant.reserve, threading.Event()
 
-    def slow(self: RecordingAccountant, reservation: Any) -> None:
+    def slow(self: SiteAccountant, reservation: Any) -> None:
         entered.set()
         time.sleep(0.5)
         reserve(self, reservation)
 
-    monkeypatch.setattr(RecordingAccountant, "reserve", slow)
+    monkeypatch.setattr(SiteAccountant, "reserve", slow)
 
     async def scenario(fed: Federation, evil: EvilCoordinator, _node: Node) -> None:
         evil.announce()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,11 @@ class Broken(FakeTraining):
         self.repaired = repaired
         self.tries = 0
 
-    async def rehearse(self, job: Job) -> None:
+    async def rehearse(self, job: Job) -> Mapping[str, str]:
         self.tries += 1
         if not self.repaired.is_set():
             raise DataError("the file is gone")
+        return {}
 
 
 @pytest.mark.parametrize("steps_back", [True, False], ids=["shipped", "without it"])

@@ -9,11 +9,11 @@ import pytest
 
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
-from secure_fl.privacy.accountant import Accountant, RecordingAccountant, Reservation
+from secure_fl.privacy.accountant import Accountant, Reservation, SiteAccountant
 from secure_fl.privacy.ledger import Entry, Ledger, read_ledger
 
 RESERVATION = Reservation(study_id="5a" * 32, round=3, attempt=2, dataset="ward-7")
-FACTS = {"study": "5a" * 32, "round": 3, "attempt": 2, "dataset": "ward-7", "epsilon": None, "delta": None}
+FACTS = {"study": "5a" * 32, "round": 3, "attempt": 2, "dataset": "ward-7", "repeats": False, "privacy": None}
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def accountant(path: Path, consortium: Authority, north: Credential) -> Accountant:
     ledger = Ledger(path, certificate=north.certificate, key=north.signing_key, authority=consortium.ca_pem)
-    return RecordingAccountant(ledger)
+    return SiteAccountant(ledger)
 
 
 def last(path: Path) -> Entry:
@@ -51,5 +51,4 @@ def test_epsilon_is_null_and_not_zero(accountant: Accountant, path: Path) -> Non
     accountant.commit(RESERVATION, release={})
     accountant.release(RESERVATION, reason="")
     lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
-    assert [line["facts"]["epsilon"] for line in lines] == [None, None, None]
-    assert path.read_text().count('"epsilon": null') == 3
+    assert [line["facts"]["privacy"] for line in lines] == [None, None, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,8 +47,9 @@ class FakeTraining:
         self._faults = faults or Faults()
         self._poison = poison
 
-    async def rehearse(self, job: Job) -> None:
+    async def rehearse(self, job: Job) -> Mapping[str, str]:
         """There are no data that could fail."""
+        return {}
 
     async def run(self, job: Job) -> Result:
         """Write an update that depends on site, round and received model."""

@@ -1,0 +1,58 @@
+"""What this site agreed to: a study, and the code that it runs here.
+
+A study's hash does not say which code a task is: that is installed at the site. So an approval by hand also has the
+digest of the code as it was then, and a site whose task has changed is asked again. Hashes listed in the node's file
+say nothing about code; the ledger says which one ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from node.approvals import Approvals
+from node.config import NodeFile
+from node.privacy import plan_here
+from secure_fl.errors import RefusedError, SecureFLError
+from secure_fl.privacy.accountant import Accountant
+from secure_fl.privacy.decisions import approval
+from secure_fl.study.settings import Study
+
+LISTED_IN_FILE = "[policy] approved in the node's file"
+
+
+class Agreements:
+    """Checks that what is about to run is what was agreed to, and has the ledger say so."""
+
+    def __init__(self, file: NodeFile, approvals: Approvals, accountant: Accountant) -> None:
+        self._file = file
+        self._approvals = approvals
+        self._accountant = accountant
+
+    def require(self, study: Study, found: Mapping[str, str]) -> None:
+        """Raise `RefusedError` if the task's code is another than was approved; note the approval otherwise, once."""
+        given = self._approvals.read().get(study.id)
+        code = found.get("code")
+        if given is not None and given.code is not None and code is not None and given.code != code:
+            raise RefusedError(
+                f"the code of task {study.task.name!r} has changed since study {study.study.name!r} was approved here",
+                advice="read what changed, then approve the study again: `secure-fl node approve`",
+            )
+        by = LISTED_IN_FILE if given is None else given.by or "unknown"
+        facts = approval(
+            study_id=study.id,
+            name=study.study.name,
+            by=by,
+            dataset=study.task.dataset_id,
+            epsilon=planned_epsilon(self._file, study),
+            code=code,
+        )
+        self._accountant.approved(study.id, facts)
+
+
+def planned_epsilon(file: NodeFile, study: Study) -> float | None:
+    """What a study plans to spend here; None where nothing bounds it, or no plan can be made."""
+    try:
+        plan = plan_here(file, study)
+    except SecureFLError:
+        return None
+    return None if plan is None else plan.epsilon
