@@ -46,6 +46,15 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyPlanned:
+    """Before the first round of a simulation: what it costs in privacy, in sentences."""
+
+    name: ClassVar[str] = "privacy-planned"
+    study_id: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStarted:
     """An attempt at a round was announced."""
 
@@ -213,6 +222,7 @@ Event: TypeAlias = (
     | RoundStarted
     | RoundResumed
     | Answered
+    | PrivacyPlanned
     | SatOut
     | Refused
     | WaitingForHolders

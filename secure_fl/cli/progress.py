@@ -19,6 +19,7 @@ from secure_fl.events import (
     Event,
     Listening,
     NodeDied,
+    PrivacyPlanned,
     Refused,
     RoundCommitted,
     RoundResumed,
@@ -79,6 +80,16 @@ class RunProgress:
                 self._describe(_BEFORE_AND_AFTER.get(kind, f"round {number}"))
             case SatOut():
                 self._sat_out(event)
+            case RoundCommitted(record=record):
+                self._committed(record)
+            case _:
+                self._news(event)
+
+    def _news(self, event: Event) -> None:
+        """What a person wants to read, line by line."""
+        match event:
+            case PrivacyPlanned(lines=lines):
+                self._say("\n".join(lines))
             case Refused(node=node, reason=reason):
                 self._say(f"[red]{node} refuses the study: {reason}[/]")
             case NodeDied(node=node, exit_code=code):
@@ -89,8 +100,6 @@ class RunProgress:
                 self._say(f"[red]left out: {node} {what} in round {number}[/]")
             case RoundResumed(round=number):
                 self._say(f"resuming round {number}")
-            case RoundCommitted(record=record):
-                self._committed(record)
 
     def _sat_out(self, event: SatOut) -> None:
         """The first few of a kind: two hundred sites with the same trouble need not say so one by one."""

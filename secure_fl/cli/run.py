@@ -126,6 +126,8 @@ def _print(summary: dict[str, Any]) -> None:
     if closed := summary["blocks_never_opened"]:
         # Where sites share as much as they choose, nobody may have chosen a block: then it is as it should be.
         console.print(f"[bold red]never opened, as they were at the start: {', '.join(closed)}[/]", soft_wrap=True)
+    if any(node["epsilon"] is not None for node in summary["nodes"]):
+        console.print("ε is for planning only: in a simulation, noise comes from a seed and protects nobody")
     if summary["protection"] == "none":
         console.print("[bold red]protection 'none': the coordinator saw every update. For tests only.[/]")
     console.print(f"report: {summary['report']}", soft_wrap=True)

@@ -27,6 +27,9 @@ app = typer.Typer(
 
 StudyPath = Annotated[Path, typer.Argument(help="The study file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Units = Annotated[
+    int | None, typer.Option(min=1, help="Say what it costs at a site that declares so many records or groups.")
+]
 
 _TEMPLATE = """\
 # A study: what a consortium agrees on. Its hash is what every site approves, so any change needs new approvals.
@@ -61,6 +64,14 @@ colluders = 1              # how many sites may work together with the coordinat
 # robust = "none"          # trimmed | median: a mean over circles that few lying sites hardly move
 # min_cohort = 3           # sites of a circle, and contributors behind anything opened; at least max(3, colluders + 2)
 # reference_samples = 1000 # weigh sites by min(1, samples / this); without it every site counts the same
+
+[privacy]                  # docs/privacy.md; without it nothing limits what results can reveal about single records
+# mode = "dp-sgd"          # every site adds noise while it trains, and enforces what that costs
+# unit = "record"          # or "group": whom the noise protects, where the task knows which rows are one patient's
+# epsilon = 3.0            # the most that this study may cost at any site
+# delta = 1e-6             # far below 1 / (records of a site)
+# clip = 1.0               # the largest norm of one record's gradient
+# rationale = ""           # why this much: it stands in each site's audit
 
 [rounds]
 deadline = 600             # seconds for training
@@ -160,13 +171,13 @@ def check(
 
 
 @app.command()
-def show(path: StudyPath, as_json: AsJson = False) -> None:
-    """Explain in plain language what leaves a site and who learns what."""
+def show(path: StudyPath, as_json: AsJson = False, units: Units = None) -> None:
+    """Explain in plain language what leaves a site, who learns what, and what it costs in privacy."""
     from secure_fl.study.explain import explain  # needs torch, which `--help` should not wait for
 
     study = Study.read(path).completed()
     study.check()
-    sections = explain(study)
+    sections = explain(study, units=units)
     if as_json:
         typer.echo(json.dumps({"id": study.id, "sections": {s.heading: s.sentences for s in sections}}))
         return
@@ -174,5 +185,5 @@ def show(path: StudyPath, as_json: AsJson = False) -> None:
     for section in sections:
         console.print(f"[bold]{section.heading}[/bold]")
         for sentence in section.sentences:
-            console.print(f"  • {sentence}", highlight=False, soft_wrap=True)
+            console.print(f"  • {sentence}", highlight=False, soft_wrap=True, markup=False)  # [policy] is no mark-up
         console.print()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from secure_fl.results.record import NodeRound, StudyRecord
 from secure_fl.rounds import RoundKind
 
 
-def summarise(record: StudyRecord, *, engine: str, seconds: float, report: str) -> dict[str, Any]:
-    """Names and fields are a contract. What is not known is null, never 0."""
-    nodes = [_node(record, name) for name in record.roster]
+def summarise(
+    record: StudyRecord,
+    *,
+    engine: str,
+    seconds: float,
+    report: str,
+    spent: Mapping[str, tuple[float, float]] | None = None,
+) -> dict[str, Any]:
+    """Names and fields are a contract. What is not known is null, never 0. `spent` has each site's (ε, δ)."""
+    nodes = [_node(record, name, (spent or {}).get(name)) for name in record.roster]
     training = [round_ for round_ in record.rounds if round_.kind is RoundKind.TRAIN]
     last = record.rounds[-1] if record.rounds else None
     taken = [node for round_ in training for node in round_.nodes if node.outcome == "took part"]
@@ -39,7 +46,7 @@ def summarise(record: StudyRecord, *, engine: str, seconds: float, report: str) 
     }
 
 
-def _node(record: StudyRecord, name: str) -> dict[str, Any]:
+def _node(record: StudyRecord, name: str, spent: tuple[float, float] | None) -> dict[str, Any]:
     rounds = [(round_.kind, node) for round_ in record.rounds for node in round_.nodes if node.name == name]
     measured: list[NodeRound] = [node for _, node in rounds if node.samples is not None]
     last = measured[-1] if measured else None
@@ -49,8 +56,8 @@ def _node(record: StudyRecord, name: str) -> dict[str, Any]:
         "samples": last and last.samples,
         "accuracy": last and last.accuracy,
         "loss": last and last.loss,
-        "epsilon": None,
-        "delta": None,
+        "epsilon": spent and spent[0],
+        "delta": spent and spent[1],
         "bytes_up": sum(node.bytes_up for _, node in rounds),
         "bytes_down": sum(node.bytes_down for _, node in rounds),
         "rounds_taken": sum(node.outcome == "took part" for node in training),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
-from secure_fl.events import CoordinatorFailed, Event, Listener, Refused, SatOut, StudyFailed
+from secure_fl.events import CoordinatorFailed, Event, Listener, PrivacyPlanned, Refused, SatOut, StudyFailed
 from secure_fl.files import write_atomically
 from secure_fl.report import Step, render
 from secure_fl.results import traces
@@ -21,6 +21,8 @@ from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.settings import require_known
 from secure_fl.simulation.engines import last_complaint, processes, threads
+from secure_fl.simulation.spent import spent_by_site
+from secure_fl.simulation.units import plan_lines
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.settings import Study
 
@@ -39,13 +41,16 @@ def run(
     with ENGINES[engine]() as run_engine:
         study.check(nodes=study.simulation.nodes)
         workspace = prepare(folder, study, policy=policy)
+        if workspace.study.privacy.mode != "none":
+            listener(PrivacyPlanned(study_id=workspace.study.id, lines=plan_lines(workspace.study)))
         troubles = _Troubles(workspace, listener)
         asyncio.run(run_engine(workspace, troubles.listen))
     record = _load_record(workspace)
     if record is None or record.outcome != "finished":
         raise troubles.explain()
     report = folder / "report.html"
-    summary = summarise(record, engine=engine, seconds=time.monotonic() - started, report=str(report))
+    spent = spent_by_site(workspace)
+    summary = summarise(record, engine=engine, seconds=time.monotonic() - started, report=str(report), spent=spent)
     workspace.collect()
     if study.make_strategy().has_global_model:
         checkpoints = workspace.study_state / "checkpoints"

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from secure_fl import tasks
 from secure_fl.study.settings import Study
 
 
+def plan_lines(study: Study) -> tuple[str, ...]:
+    """What a simulated study costs, before it begins: at the site with fewest units, which needs most noise."""
+    from secure_fl.study.private import plan_at
+
+    units = declared_units(study)
+    plan = plan_at(study, study.make_strategy(), units=min(units))
+    if plan is None:
+        return ()
+    span = f"{min(units)}" if len(set(units)) == 1 else f"{min(units)} to {max(units)}"
+    return (
+        f"differential privacy at sites that declare {span} {plan.unit}s each; with {min(units)}:",
+        *(f"  {line}" for line in plan.explain()),
+        "  In a simulation noise comes from a seed, so that it protects nobody: this ε is for planning only.",
+    )
+
+
 def declared_units(study: Study) -> list[int]:
     """One number for each site, rounded to two digits as a site would, of what it has to train on."""
+    return list(_counted(study.model_dump_json()))
+
+
+@lru_cache(maxsize=8)
+def _counted(settings: str) -> tuple[int, ...]:
+    study = Study.model_validate_json(settings)
     from secure_fl.tasks.base import Share, Source  # torch, for studies under differential privacy alone
 
     simulation, sites = study.simulation, len(study.study.roster)
@@ -21,7 +44,7 @@ def declared_units(study: Study) -> list[int]:
         train = task.load(Source(path=path, format=simulation.format or None, share=share)).train
         groups = train.groups if study.privacy.unit == "group" else None
         counts.append(len(train) if groups is None else len(set(groups.tolist())))
-    return [_rounded(count) for count in counts]
+    return tuple(_rounded(count) for count in counts)
 
 
 def _rounded(count: int) -> int:

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from secure_fl import tasks
 from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
+from secure_fl.errors import SettingsError
 from secure_fl.protect.past import CHANGING_COHORTS
-from secure_fl.study.settings import Study
+from secure_fl.strategies.base import Strategy
+from secure_fl.study.private import plan_at
+from secure_fl.study.settings import PLAIN_METRICS, Study
+from secure_fl.tasks.code_digest import task_code
 from secure_fl.tasks.model_blocks import initial_blocks
 
 
@@ -20,8 +24,11 @@ class Explanation:
     sentences: tuple[str, ...]
 
 
-def explain(study: Study) -> tuple[Explanation, ...]:
-    """The study in sentences: what it does, what leaves, who learns what, what is not covered."""
+def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...]:
+    """The study in sentences: what it does, what leaves, who learns what, what is not covered.
+
+    With `units`, what it costs at a site that declares so many.
+    """
     task = tasks.create(study.task.name, study.task.settings)
     layout, _ = initial_blocks(task, study.study.seed)
     strategy, protection = study.make_strategy(), study.make_protection()
@@ -37,6 +44,8 @@ def explain(study: Study) -> tuple[Explanation, ...]:
                 f"It runs on the data set each site calls {study.task.dataset_id!r}; the study never names a path.",
                 f"Its hash, which a site approves, is {study.id}.",
                 *_start(study),
+                f"The task's code here is {task_code(type(task)).text}. With the study a site approves the code it "
+                "has itself, and is asked again when that changes.",
             ),
         ),
         Explanation(
@@ -62,10 +71,51 @@ def explain(study: Study) -> tuple[Explanation, ...]:
         ),
         Explanation(
             heading="Differential privacy",
-            sentences=("None: the shared model may remember training data, and ε per round is not bounded.",)
-            if study.privacy.mode == "none"
-            else (f"Mode {study.privacy.mode!r}.",),
+            sentences=_privacy(study, strategy, units),
         ),
+    )
+
+
+_EXAMPLES = (100, 1000, 10_000)  # units of a site, to show how much noise each would add
+
+
+def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, ...]:
+    if study.privacy.mode == "none":
+        return (
+            "None: nothing limits how much the results can reveal about single records; a shared model may remember "
+            "training data.",
+        )
+    notes = strategy.private_notes
+    if units is not None:
+        plan = plan_at(study, strategy, units=units)
+        return (*notes, *(plan.explain() if plan is not None else ()))
+    noise = "; ".join(_noise(study, strategy, count) for count in _EXAMPLES)
+    return (
+        f"Every site adds noise while it trains, so that its part in this study costs at most epsilon "
+        f"{study.privacy.epsilon:g} with delta {study.privacy.delta:g} for each {study.privacy.unit}. Each site "
+        "enforces that itself, and its ledger proves what it spent.",
+        *notes,
+        f"How much noise that takes depends on how many {study.privacy.unit}s a site declares "
+        f"([datasets.{study.task.dataset_id}] units): {noise}.",
+        "`secure-fl study show --units N` says what that means for a site with N.",
+        *_not_covered(study),
+    )
+
+
+def _noise(study: Study, strategy: Strategy, units: int) -> str:
+    try:
+        plan = plan_at(study, strategy, units=units)
+    except SettingsError:
+        return f"with {units:,} there is no sensible one"
+    return "" if plan is None else f"with {units:,}, {plan.noise:.3g} times what one of them can say"
+
+
+def _not_covered(study: Study) -> tuple[str, ...]:
+    if PLAIN_METRICS not in study.exceptions:
+        return ()
+    return (
+        f"EXCEPTION ({PLAIN_METRICS}): measurements (accuracy, loss) leave without noise, and no epsilon covers them. "
+        'A site has to agree: [policy] exceptions. With metrics.share = "none" there is nothing to agree to.',
     )
 
 
