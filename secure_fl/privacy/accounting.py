@@ -46,8 +46,8 @@ def epsilon_pld(events: Iterable[Event], *, delta: float, interval: float = INTE
     """ε at `delta` by privacy loss distributions; infinite if anything was released without noise.
 
     Never more than `epsilon_rdp`. The interval is made finer where one step's loss is not much larger than it (a tiny
-    sampling rate or much noise), and wider beyond an ε of 100. Raises `ValueError` for a delta outside (0, 1) or an interval
-    that is not positive.
+    sampling rate or much noise), and wider beyond an ε of 100. Raises `ValueError` for a delta outside (0, 1) or an
+    interval that is not positive.
     """
     if not 0 < interval < math.inf:
         raise ValueError("the interval is a positive number")

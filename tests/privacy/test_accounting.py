@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from random import Random
 
 import dp_accounting as dp
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from secure_fl.privacy import accounting
 from secure_fl.privacy.accounting import INTERVAL, composed, epsilon_pld, epsilon_rdp, rdp_at
-from secure_fl.privacy.events import NoisySteps, NonPrivate
+from secure_fl.privacy.events import Event, NoisySteps, NonPrivate
 
 Triples = Sequence[tuple[float, float, int]]
 
@@ -111,7 +112,7 @@ def test_nothing_costs_nothing() -> None:
 
 @pytest.mark.parametrize("others", [[], REFERENCE])
 def test_a_release_without_noise_has_no_bound(others: list[NoisySteps]) -> None:
-    events = [*others, NonPrivate()]
+    events: list[Event] = [*others, NonPrivate()]
     assert epsilon_pld(events, delta=1e-5) == epsilon_rdp(events, delta=1e-5) == rdp_at(events, order=8) == math.inf
     # The library agrees about the event that is handed to it.
     assert dp.pld.PLDAccountant().compose(composed(events)).get_epsilon(1e-5) == math.inf
@@ -138,7 +139,9 @@ EXTREMES = [steps(1.0, 1e-200, 1), steps(0.5, 1e-200, 1), steps(0.5, 1e200, 1), 
 @pytest.mark.parametrize("event", EXTREMES)
 def test_what_the_library_cannot_compute_has_no_bound(event: NoisySteps) -> None:
     for events in ([event], [event, *REFERENCE]):
-        assert rdp_at(events, order=18) == epsilon_rdp(events, delta=1e-5) == epsilon_pld(events, delta=1e-5) == math.inf
+        assert (
+            rdp_at(events, order=18) == epsilon_rdp(events, delta=1e-5) == epsilon_pld(events, delta=1e-5) == math.inf
+        )
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan, math.inf])
@@ -168,7 +171,12 @@ def test_small_losses_get_a_finer_interval() -> None:
 
 def test_an_enormous_epsilon_takes_no_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[float] = []
-    monkeypatch.setattr(accounting, "_pld", lambda events, delta, interval: used.append(interval) or math.inf)
+
+    def pld(events: object, delta: float, interval: float) -> float:
+        used.append(interval)
+        return math.inf
+
+    monkeypatch.setattr(accounting, "_pld", pld)
     events = [steps(0.5, 0.1, 1000)]
     assert epsilon_pld(events, delta=1e-5) == epsilon_rdp(events, delta=1e-5)  # never more than this
     assert used == [epsilon_rdp(events, delta=1e-5) / 1_000_000]
@@ -189,9 +197,9 @@ EVENTS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(EVENTS, min_size=1, max_size=6), EVENTS, st.sampled_from([2, 7, 18]), st.randoms())
-def test_laws_of_the_divergence(events: list[NoisySteps], more: NoisySteps, order: int, chance: st.DataObject) -> None:
+def test_laws_of_the_divergence(events: list[NoisySteps], more: NoisySteps, order: int, chance: Random) -> None:
     total = rdp_at(events, order=order)
-    shuffled = sorted(events, key=lambda _: chance.random())  # type: ignore[attr-defined]
+    shuffled = sorted(events, key=lambda _: chance.random())
     assert rdp_at(shuffled, order=order) == total
     # It adds up, so that more costs more ...
     assert rdp_at([*events, more], order=order) == pytest.approx(total + rdp_at([more], order=order), rel=1e-12)
