@@ -11,14 +11,14 @@ accountant finds sufficient, the site would be refused some rounds before the en
 
     ε                              1      3      8
     σ by loss distributions     7.98   3.08   1.48
-    σ by the filter             8.70   3.31   1.58      9 %, 7 %, 7 % more
-    ε of that σ, tight          0.91   2.75   7.28      what `epsilon_after` reports
+    σ by the filter             8.65   3.33   1.58      8 %, 8 %, 7 % more
+    ε of that σ, tight          0.91   2.74   7.28      what `epsilon_after` reports
 
 So the ε that is reported at the end is below the one that was promised. That is the cost of a promise that holds
 whatever sites and study leads decide on the way; nothing is hidden in the difference, and nothing can be spent from it.
 
-A site whose policy is larger than the study's (ε, δ) keeps its budget at another order, and the study takes the smaller
-share of it.
+A site that allows more than the study's (ε, δ) can finish it, too, although its filter has another order; and what the
+study takes of its budget is less than the ratio of the two ε.
 """
 
 from __future__ import annotations
