@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from secure_fl.privacy.events import Event, NonPrivate, NoisySteps, merged
+from secure_fl.privacy.events import Event, NoisySteps, NonPrivate, merged
 
 # A privacy loss is rounded up to a multiple of this. Coarser is faster and says more than was spent; events with a tiny
 # sampling rate and much noise (q = 1e-4, σ = 20) need 1e-5, which takes ten times as long.
