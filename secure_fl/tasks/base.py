@@ -230,7 +230,10 @@ def _rows(
 
 def _tensor(rows: npt.NDArray[Any]) -> Tensor:
     """Rows as a tensor: real numbers as float32, like the models; class numbers and tokens as they are."""
-    tensor = torch.from_numpy(rows)
+    tensor = torch.from_numpy(np.ascontiguousarray(rows))
+    # The strides that the shape implies, without a copy. NumPy may give an axis of length 1 another one, torch then
+    # takes images of one channel for "channels last", and Opacus 1.6 computes wrong gradients from those.
+    tensor = tensor.view(-1).view(tensor.shape)
     return tensor.float() if tensor.is_floating_point() else tensor
 
 

@@ -106,3 +106,22 @@ def test_cut_makes_reals_float32_and_leaves_integers() -> None:
     assert data.train.inputs.dtype == torch.float32
     assert data.train.targets.tolist() == [0, 2, 3]
     assert data.test.inputs.tolist() == [[2.0, 3.0]]
+
+
+def test_cut_makes_tensors_with_the_strides_of_their_shape() -> None:
+    images = np.zeros((4, 5, 5), np.float32)[:, None]
+    assert LocalData.cut(images, np.arange(4), np.arange(3), np.array([3])).train.inputs.stride() == (25, 25, 5, 1)
+    turned = np.moveaxis(np.zeros((4, 5, 5, 3)), 3, 1)
+    assert LocalData.cut(turned, np.arange(4), np.arange(3), np.array([3])).train.inputs.stride() == (75, 25, 5, 1)
+
+
+def test_groups_are_cut_along_and_checked() -> None:
+    groups = np.array(["a", "b", "a", "c"])
+    data = LocalData.cut(np.zeros((4, 2)), np.arange(4), np.array([0, 2]), np.array([1, 3]), groups=groups)
+    assert data.train.groups is not None
+    assert data.train.groups.dtype == torch.int64
+    assert len(set(data.train.groups.tolist())) == 1
+    assert LocalData.cut(np.zeros((4, 2)), np.arange(4), np.array([0]), np.array([1])).train.groups is None
+    for wrong in (torch.zeros(3, dtype=torch.int64), torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64)):
+        with pytest.raises(DataError, match="one int64 number for each row"):
+            Split(inputs=torch.zeros(4, 2), targets=torch.zeros(4), groups=wrong)
