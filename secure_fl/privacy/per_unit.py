@@ -106,9 +106,8 @@ class PerUnitGradients:
         """
         require_separable(self._model)
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        zeros = [(parameter, torch.zeros_like(parameter)) for parameter in trained]
         if rows.units == 0:
-            return zeros
+            return _nothing(trained)
         try:
             return self._batch(rows, losses, clip)
         except SecureFLError:
@@ -117,7 +116,7 @@ class PerUnitGradients:
             if rows.units == 1:
                 log.warning("a unit on which the model fails (%s) counts as zero", type(error).__name__)
                 self.left_out += 1
-                return zeros
+                return _nothing(trained)
         # Something in the batch made the model's code fail. Alone, each unit fails for itself only.
         alone = [self.clipped_sum(rows.of(unit), losses, clip) for unit in range(rows.units)]
         return [(p, torch.stack([sums[i][1] for sums in alone]).sum(dim=0)) for i, p in enumerate(trained)]
@@ -154,6 +153,10 @@ class PerUnitGradients:
                 raise ModelNotPrivateError("training changes a buffer of this model, which no noise would cover")
 
 
+def _nothing(trained: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
+    return [(parameter, torch.zeros_like(parameter)) for parameter in trained]
+
+
 def require_separable(model: nn.Module) -> None:
     """Raise `ModelNotPrivateError` for layers through which the rows of a batch influence each other."""
     for name, module in model.named_modules():
@@ -172,7 +175,7 @@ def opacus_gradients(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own hooks, and of layers for which it uses torch.func
         try:
-            wrapped = GradSampleModule(model, loss_reduction="sum")
+            wrapped = GradSampleModule(model, loss_reduction="sum", force_functorch=_pads_otherwise(model))
         except NotImplementedError as error:
             raise ModelNotPrivateError("Opacus finds no gradient per row for a layer of this model") from error
         try:
@@ -184,6 +187,11 @@ def opacus_gradients(
                 module.__dict__.pop("activations", None)
                 module.__dict__.pop("max_batch_len", None)
             model.zero_grad(set_to_none=True)
+
+
+def _pads_otherwise(model: nn.Module) -> bool:
+    """Whether a convolution pads with something else than zeros: Opacus' own rule for it takes zeros all the same."""
+    return any(getattr(module, "padding_mode", "zeros") != "zeros" for module in model.modules())
 
 
 def _dense(parameter: nn.Parameter, rows: Rows) -> UnitGradients | None:
