@@ -6,15 +6,22 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from node.approvals import Approval
 from node.config import NodeFile
 from node.own_ledger import own_entries
+from node.privacy import limit_of, plan_here
 from node.store import NodeStore, read_cursor
 from secure_fl import tasks
 from secure_fl.errors import RefusedError, SecureFLError, SettingsError, UsageError
+from secure_fl.privacy.decisions import this_user
+from secure_fl.privacy.events import NonPrivate
 from secure_fl.privacy.ledger import SENT
+from secure_fl.privacy.spending import Plan, cost, plans
+from secure_fl.privacy.spending import spent as spent_on
 from secure_fl.study.settings import Study
 
 
@@ -50,15 +57,47 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
         )
     # All of them first: where one is not understood, or could not be meant, none is approved.
     chosen = [_chosen(file, store, study) for study in studies]
-    for study_id, study in chosen:
-        store.approve(study_id)
+    costs = [_cost(file, store, study) if study is not None else () for _, study in chosen]
+    for (study_id, study), price in zip(chosen, costs, strict=True):
+        store.approve(study_id, Approval(by=this_user(), code=None if study is None else _code(study)))
         sys.stdout.write(f"approved: {study_id}{f' ({study.study.name})' if study else ''}\n")
+        for line in price:
+            sys.stdout.write(f"  {line}\n")
         if store.offered(study_id) is None:
             sys.stdout.write(
                 "  this node has not been offered such a study yet; it takes part once the coordinator offers it\n"
             )
             if study is None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
+
+
+def _code(study: Study) -> str:
+    """The digest of the task's code as it is installed here: what is approved with the study."""
+    from secure_fl.tasks.code_digest import task_code  # torch, which `status` does not wait for
+
+    return task_code(type(tasks.create(study.task.name, study.task.settings))).digest
+
+
+def _cost(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
+    """What a study will cost here, and what would remain. Raises `RefusedError` where it is more than there is."""
+    plan = plan_here(file, study)
+    if plan is None:
+        return ("no differential privacy: nothing limits how much its results can reveal about single records",)
+    limit, dataset = limit_of(file), study.task.dataset_id
+    lines = [f"cost here: epsilon {plan.epsilon_total:.3g} with delta {plan.delta:g} for {plan.rounds} rounds"]
+    if limit is None:
+        return (*lines, "this site sets no limit: [policy] epsilon and delta in its file would")
+    spent = spent_on(own_entries(file, store), dataset)
+    fits = limit.rounds_left(spent, plan.cost_per_round) or 0
+    if fits < plan.rounds:
+        raise RefusedError(
+            f"study {study.study.name!r} needs {plan.rounds} rounds, and the privacy budget that is left of data set "
+            f"{dataset!r} is enough for {fits}; nothing was approved",
+            advice="raise [policy] epsilon if the site agrees to that, or ask the study lead for one that costs less",
+        )
+    after = limit.spent_fraction((*spent, *(plan.cost_per_round * plan.rounds)))
+    used = limit.spent_fraction(spent)
+    return (*lines, f"budget of {dataset!r}: {100 * used:.0f} % used now, {100 * after:.0f} % after this study")
 
 
 def _chosen(file: NodeFile, store: NodeStore, wanted: str) -> tuple[str, Study | None]:
@@ -74,6 +113,7 @@ def _chosen(file: NodeFile, store: NodeStore, wanted: str) -> tuple[str, Study |
         study = _study_in(file, Path(wanted))
         study_id = study.id
     if study is not None:
+        _require_allowed(file, study)
         _require_this_site(file, study)
     return study_id, study
 
@@ -101,16 +141,21 @@ def _study_in(file: NodeFile, path: Path) -> Study:
             advice="`secure-fl study show` prints the hash",
         )
     study = Study.read(path)
-    # Completing a study imports its task, which a site allows in its own file and nowhere else.
+    _require_allowed(file, study)  # Completing a study imports its task.
+    return study.completed()
+
+
+def _require_allowed(file: NodeFile, study: Study) -> None:
+    """A task is imported only if it is installed, or the site itself wrote its name into its file."""
     if study.task.name not in file.policy.tasks and not tasks.is_installed_id(study.task.name):
         raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
-    return study.completed()
 
 
 def status(file: NodeFile, store: NodeStore) -> dict[str, Any]:
     """Approvals, studies with their last round, those that were offered, and what the ledger says left the site."""
     approvals = store.approvals()
     entries = own_entries(file, store)
+    used = plans(entries)
     studies = []
     for folder in sorted((store.folder / "studies").glob("*")):
         if not (folder / "study.json").exists():
@@ -120,6 +165,7 @@ def status(file: NodeFile, store: NodeStore) -> dict[str, Any]:
         except SettingsError as error:
             sys.stderr.write(f"{folder.name[:12]}: {error.message}\n")
             continue
+        study_plans = [plan for plan in used if plan.study == folder.name and plan.counts]
         sent = [entry for entry in entries if entry.kind == SENT and entry.facts["study"] == folder.name]
         studies.append(
             {
@@ -130,15 +176,42 @@ def status(file: NodeFile, store: NodeStore) -> dict[str, Any]:
                 "rounds_planned": study.study.rounds,
                 "releases": len(sent),
                 "bytes": sum(entry.facts["release"]["bytes"] for entry in sent),
-                "epsilon": None,
+                **_spent_in(study, study_plans),
             }
         )
     return {
         "approvals": sorted(approvals),
         "studies": studies,
         "offered": [{"id": study_id, "name": _name_of(store, study_id)} for study_id in store.offers()],
+        "datasets": _budgets(file, used),
         "ledger_entries": len(entries),
     }
+
+
+def _spent_in(study: Study, used: Sequence[Plan]) -> dict[str, float | None]:
+    delta = study.privacy.delta
+    if study.privacy.mode == "none" or delta is None:
+        return {"epsilon": None, "delta": None}
+    from secure_fl.privacy.accounting import epsilon_pld
+
+    return {"epsilon": epsilon_pld([event for plan in used for event in plan.events], delta=delta), "delta": delta}
+
+
+def _budgets(file: NodeFile, used: Sequence[Plan]) -> list[dict[str, Any]]:
+    """By data set: what is spent, what is set aside for rounds under way, and how much of the limit that is."""
+    limit = limit_of(file)
+    rows = []
+    for name in sorted({*file.datasets, *(plan.dataset for plan in used)}):
+        here = [plan for plan in used if plan.dataset == name]
+        plain = any(isinstance(event, NonPrivate) for plan in here for event in cost(plan))
+        row: dict[str, Any] = {"dataset": name, "unbounded": plain, "limit": None}
+        if limit is not None:
+            sent = [event for plan in here if plan.state == "sent" for event in cost(plan)]
+            every = [event for plan in here for event in cost(plan)]
+            row["limit"] = {"epsilon": limit.epsilon, "delta": limit.delta, "order": limit.order}
+            row["sent"], row["used"] = (None if plain else limit.spent_fraction(events) for events in (sent, every))
+        rows.append(row)
+    return rows
 
 
 def _name_of(store: NodeStore, study_id: str) -> str:
@@ -164,9 +237,37 @@ def _show(file: NodeFile, store: NodeStore, *, as_json: bool) -> None:
         number = "evaluation after" if evaluated else f"round {study['last_round']} of"
         sys.stdout.write(
             f"{study['name']} {study['id'][:12]}: {number} {study['rounds_planned']}{' rounds' if evaluated else ''}, "
-            f"{study['releases']} releases, {study['bytes']} bytes, no DP\n"
+            f"{study['releases']} releases, {study['bytes']} bytes, {_epsilon(study)}\n"
         )
+    for row in facts["datasets"]:
+        sys.stdout.write(_bar(row) + "\n")
     sys.stdout.write(f"ledger: {facts['ledger_entries']} entries\n")
+
+
+_BAR = 24
+
+
+def _epsilon(study: dict[str, Any]) -> str:
+    if study["epsilon"] is None:
+        return "no differential privacy"
+    return f"epsilon {study['epsilon']:.3g} (delta {study['delta']:g})"
+
+
+def _bar(row: dict[str, Any]) -> str:
+    """A data set's budget as a person reads it: sent, set aside, remaining."""
+    name = f"data set {row['dataset']}"
+    if row["unbounded"]:
+        return f"{name}: something left without noise, so that no epsilon bounds it"
+    if row["limit"] is None:
+        return f"{name}: no limit ([policy] epsilon and delta)"
+    sent, used = row["sent"], row["used"]
+    full, aside = (min(_BAR, round(_BAR * part)) for part in (sent, used))
+    bar = "█" * full + "▒" * max(0, aside - full) + "·" * (_BAR - max(full, aside))
+    limit = row["limit"]
+    return (
+        f"{name}: {bar} {100 * sent:.0f} % of epsilon {limit['epsilon']:g} (delta {limit['delta']:g}) sent, "
+        f"{100 * max(0.0, used - sent):.0f} % set aside, {100 * max(0.0, 1 - used):.0f} % left"
+    )
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from secure_fl.privacy.decisions import refusal
-from secure_fl.privacy.events import Event, NoisySteps, NonPrivate, merged
+from secure_fl.privacy.events import Event, NoisySteps, NonPrivate
 from secure_fl.privacy.ledger import APPROVED, CANCELLED, PLANNED, REFUSED, SENT, Entry, Ledger
-from secure_fl.privacy.spending import plans
+from secure_fl.privacy.spending import cost, plans, total
 
 if TYPE_CHECKING:
     from secure_fl.privacy.filter import BudgetFilter
@@ -89,8 +89,7 @@ class SiteAccountant:
         self._approved = {str(entry.facts["study"]) for entry in read if entry.kind == APPROVED}
         self._uses: dict[str, list[tuple[Event, ...]]] = {}
         for plan in plans(read):
-            if plan.counts and plan.repeats is None:
-                self._use(plan.dataset, (NonPrivate(),) if plan.privacy is None else plan.events)
+            self._use(plan.dataset, cost(plan))
 
     @property
     def limit(self) -> BudgetFilter | None:
@@ -144,6 +143,4 @@ class SiteAccountant:
             self._uses.setdefault(dataset, []).append(events)
 
     def _spent(self, dataset: str) -> tuple[Event, ...]:
-        every = [event for events in self._uses.get(dataset, ()) for event in events]
-        plain: tuple[Event, ...] = (NonPrivate(),) if any(isinstance(event, NonPrivate) for event in every) else ()
-        return (*merged(event for event in every if isinstance(event, NoisySteps)), *plain)
+        return total(event for events in self._uses.get(dataset, ()) for event in events)

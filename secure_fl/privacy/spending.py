@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from secure_fl.errors import LedgerError
-from secure_fl.privacy.events import NoisySteps, merged
+from secure_fl.privacy.events import Event, NoisySteps, NonPrivate, merged
 from secure_fl.privacy.ledger import CANCELLED, PLANNED, SENT, Entry
 
 RELATION = "add-or-remove-one"
@@ -95,9 +95,28 @@ def follow(entries: Iterable[Entry]) -> tuple[tuple[Plan, ...], BadEntry | None]
     return tuple(found), None
 
 
-def spent(entries: Iterable[Entry], dataset: str) -> tuple[NoisySteps, ...]:
-    """What is counted as used of a data set under noise, merged: what the budget of the next round adds to."""
-    return merged(event for plan in plans(entries) if plan.dataset == dataset and plan.counts for event in plan.events)
+def cost(plan: Plan) -> tuple[Event, ...]:
+    """What a use costs: nothing where it is taken back or repeats another, and without noise more than any budget."""
+    if not plan.counts or plan.repeats is not None:
+        return ()
+    return (NonPrivate(),) if plan.privacy is None else plan.events
+
+
+def total(costs: Iterable[Event]) -> tuple[Event, ...]:
+    """The same cost, written shortest."""
+    noisy: list[NoisySteps] = []
+    plain: tuple[Event, ...] = ()
+    for event in costs:
+        if isinstance(event, NoisySteps):
+            noisy.append(event)
+        else:
+            plain = (event,)
+    return (*merged(noisy), *plain)
+
+
+def spent(entries: Iterable[Entry], dataset: str) -> tuple[Event, ...]:
+    """What is counted as used of a data set: what the budget of the next round adds to."""
+    return total(event for plan in plans(entries) if plan.dataset == dataset for event in cost(plan))
 
 
 def _planned(entry: Entry, key: _Key, before: Sequence[Plan]) -> Plan:

@@ -36,7 +36,8 @@ CASES = {
     "malformed --set": (["run", "--set", "rounds"], 3, "expected key=value", "for example"),
     "too few sites": (["run", "--nodes", "2"], 3, "2 sites", "--nodes"),
     "folder in use": (["run", "--out", "used"], 3, "is not empty", "--out"),
-    "DP not there yet": (["run", "--set", "privacy.mode=dp-sgd"], 3, "not available", "none"),
+    "DP without a price": (["run", "--set", "privacy.mode=dp-sgd"], 3, "privacy.epsilon and privacy.delta", "3.0"),
+    "DP not there yet": (["run", "--set", "privacy.mode=distributed"], 3, "not available", "none"),
     "study exists": (["study", "new", "broken.toml"], 6, "exists already", "--force"),
 }
 

@@ -71,11 +71,14 @@ def test_a_hash_that_nobody_has_offered_is_approved_in_advance_and_said_so(
     assert "compare the hash" in told
     assert desk.main(["approve", str(path), str(made.folder / "study.toml")]) == 0  # Of a file, the name is known.
     told = capsys.readouterr().out
-    assert f"approved: {made.study.id} (study)\n  this node has not been offered such a study yet" in told
+    assert told.startswith(f"approved: {made.study.id} (study)\n")
+    assert "this node has not been offered such a study yet" in told
     assert "compare the hash" not in told
     store.keep_offer(made.study.id, made.study.canonical())
     assert desk.main(["approve", str(path), made.study.id]) == 0
-    assert capsys.readouterr().out == f"approved: {made.study.id} (study)\n"
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == f"approved: {made.study.id} (study)"
+    assert rest == ["  no differential privacy: nothing limits how much its results can reveal about single records"]
     check(made, path)
 
 
@@ -172,7 +175,7 @@ def test_a_study_of_an_older_version_is_named_and_the_others_are_shown(
     store = NodeStore(NodeFile.read(path).state_folder)
     for study_id, settings in (
         (made.study.id, made.study.canonical()),
-        ("ab" * 32, made.study.canonical().replace(b'"version":3', b'"version":1')),
+        ("ab" * 32, made.study.canonical().replace(b'"version":4', b'"version":1')),
     ):
         folder = store.folder / "studies" / study_id
         folder.mkdir(parents=True)

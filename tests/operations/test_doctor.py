@@ -217,7 +217,7 @@ def test_a_revoked_or_expired_certificate_is_said_so(running: Processes, site: P
         ({"colluders": 2}, "fewer than 2 colluding"),
         ({"metrics": "none"}, "[policy] metrics"),
         ({"datasets": ["other"]}, "[policy] datasets"),
-        ({"epsilon": 1.0}, "no differential privacy"),
+        ({"epsilon": 1.0, "delta": 1e-6}, "no differential privacy"),
     ],
 )
 def test_a_policy_that_does_not_fit_a_study_is_named(

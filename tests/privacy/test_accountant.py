@@ -42,6 +42,7 @@ def test_what_is_about_to_leave_is_recorded(accountant: Accountant, path: Path) 
 
 
 def test_what_never_left_is_recorded(accountant: Accountant, path: Path) -> None:
+    accountant.reserve(RESERVATION)
     accountant.release(RESERVATION, reason="Training")
     assert (last(path).kind, last(path).facts) == ("cancelled", {**FACTS, "reason": "Training"})
 
