@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -278,6 +279,62 @@ def test_a_buffer_that_training_changes_is_refused() -> None:
         PerUnitGradients(model).clipped_sum(rows_of(torch.randn(4, 3), CLASSES), _cross_entropies, 1.0)
 
 
+class Centred(nn.Module):
+    """Subtracts the mean of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+class Bag(nn.Module):
+    """What Opacus accepts, and computes nothing for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(9, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.bag(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_before_a_study_models_are_found_that_cannot_be_trained_like_this() -> None:
+    torch.manual_seed(0)
+    mixing, x = nn.Sequential(nn.Linear(3, 3), Centred(), nn.Linear(3, 2)), torch.randn(4, 3)
+    for unit in (None, [0, 1, 0, 1]):
+        with pytest.raises(ModelNotPrivateError, match="other rows"):
+            PerUnitGradients(mixing).try_out(rows_of(x, CLASSES, unit), _cross_entropies)
+        usual = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2))
+        PerUnitGradients(usual).try_out(rows_of(x, CLASSES, unit), _cross_entropies)
+        assert usual[1].training
+    words = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
+    with pytest.raises(ModelNotPrivateError, match="no gradient per row"):
+        PerUnitGradients(Bag()).try_out(rows_of(words, CLASSES), _cross_entropies)
+
+
+@pytest.mark.parametrize(("name", "settings", "inputs", "targets"), MODELS)
+def test_every_built_in_model_passes(name: str, settings: dict[str, Any], inputs: Tensor, targets: Tensor) -> None:
+    task = tasks.create(name, settings)
+    for unit in (None, [0, 1, 1, 0]):
+        PerUnitGradients(task.model()).try_out(rows_of(inputs, targets, unit), row_losses(task))
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_large_sample_is_taken_in_parts(quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(7, 3)
+    targets = torch.tensor([0, 1, 0, 1, 0, 1, 0])
+    for unit in (None, [0, 0, 1, 2, 2, 3, 4]):
+        sums = []
+        for most in (1 << 26, 60):  # of a model with 26 parameters, two units at a time
+            monkeypatch.setattr(per_unit, "_AT_ONCE", most)
+            gradients = PerUnitGradients(model)
+            gradients._quick = quick
+            sums.append(gradients.clipped_sum(rows_of(x, targets, unit), _cross_entropies, 0.3))
+        for (_, whole), (_, parts) in zip(*sums, strict=True):
+            assert torch.allclose(whole, parts, atol=1e-6)
+
+
 # --- losses -----------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +428,15 @@ GIVEN, WIDE = Given(TaskSettings()), Wide(TaskSettings())
 
 def flat(blocks: Blocks) -> npt.NDArray[np.float64]:
     return np.concatenate([blocks[name] for name in sorted(blocks)]).astype(np.float64)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models of this size take far longer with two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def noise_of_a_run() -> npt.NDArray[np.float64]:
@@ -516,6 +582,15 @@ def test_a_sample_is_good_for_one_step() -> None:
     here.descend(here.optimizer(), sample)
     with pytest.raises(UnaccountedTrainingError, match="same sample"):
         here.descend(here.optimizer(), sample)
+
+
+def test_a_site_tries_its_model_out_without_a_trace() -> None:
+    groups = [0, 0, 0, 1, 1, 2]
+    for mechanism in (MECHANISM, replace(MECHANISM, unit="group", group_rows=2)):
+        here = site(rows(6, GIVEN, groups=groups), GIVEN, mechanism, reserved=0)
+        here.try_noise()
+        assert here.noised_steps == 0
+        assert not here.change(("head",))["head"].any()
 
 
 def test_rows_that_were_not_sampled_are_refused() -> None:
