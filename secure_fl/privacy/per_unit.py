@@ -103,6 +103,7 @@ class PerUnitGradients:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._modules = list(model.modules())  # once: walking through a model takes as long as a small one trains
         self._quick = True  # until the model turns out to be none for it
         self.left_out = 0  # units that had no finite gradient and counted as zero
 
@@ -112,8 +113,8 @@ class PerUnitGradients:
         A unit without a finite gradient, or on which the model's code raises, contributes zero, and no other unit is
         touched by it. Raises `ModelNotPrivateError` for a model that cannot be trained this way.
         """
-        require_separable(self._model)
-        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        require_separable(self._modules)
+        trained = trainable(self._modules)
         most = max(1, _AT_ONCE // max(1, sum(parameter.numel() for parameter in trained)))
         total: list[Tensor] | None = None
         for first in range(0, rows.units, most):
@@ -131,7 +132,7 @@ class PerUnitGradients:
             if rows.units == 1:
                 log.warning("a unit on which the model fails (%s) counts as zero", type(error).__name__)
                 self.left_out += 1
-                return [torch.zeros_like(p) for p in self._model.parameters() if p.requires_grad]
+                return [torch.zeros_like(p) for p in trainable(self._modules)]
         # Something in the batch made the model's code fail. Alone, each unit fails for itself only.
         alone = [self._careful(rows.between(unit, unit + 1), losses, clip) for unit in range(rows.units)]
         return [torch.stack(sums).sum(dim=0) for sums in zip(*alone, strict=True)]
@@ -153,7 +154,7 @@ class PerUnitGradients:
 
         `clipped_sum` passes over units on which code fails, so code that always fails would train on noise alone.
         """
-        require_separable(self._model)
+        require_separable(self._modules)
         try:
             with _without_dropout(self._model):
                 together = self._gradients(rows, losses)
@@ -170,12 +171,13 @@ class PerUnitGradients:
     def _gradients(self, rows: Rows, losses: RowLosses) -> Sequence[tuple[nn.Parameter, UnitGradients | None]]:
         from secure_fl.privacy.quick import NotQuickError, quick_gradients
 
-        before = [(buffer, buffer._version) for buffer in self._model.buffers()]
+        buffers = (b for module in self._modules for b in module._buffers.values() if b is not None)
+        before = [(buffer, buffer._version) for buffer in buffers]
         try:
             if not self._quick:
                 return opacus_gradients(self._model, rows, losses)
             try:
-                return quick_gradients(self._model, rows, losses)
+                return quick_gradients(self._model, rows, losses, self._modules)
             except NotQuickError:
                 self._quick = False
                 return opacus_gradients(self._model, rows, losses)
@@ -209,11 +211,16 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
             module.train()
 
 
-def require_separable(model: nn.Module) -> None:
+def trainable(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The parameters that training changes, in the order of `nn.Module.parameters`."""
+    return [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]
+
+
+def require_separable(modules: Sequence[nn.Module]) -> None:
     """Raise `ModelNotPrivateError` for layers through which the rows of a batch influence each other."""
-    for name, module in model.named_modules():
+    for module in modules:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise ModelNotPrivateError(f"layer {name!r} normalises over the batch: every row moves every other")
+            raise ModelNotPrivateError(f"{module} normalises over the batch: every row moves every other")
 
 
 def opacus_gradients(
