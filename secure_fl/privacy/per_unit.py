@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,8 +24,10 @@ from secure_fl.errors import DataError, ModelNotPrivateError, SecureFLError
 if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
 
-# Norms are rounded too: this much below the clip, float32 cannot carry a unit above it.
-_BELOW = 1 - 2.0**-16
+# Norms, products and sums are rounded, and a unit more rounds the sum of all others anew. This much below the clip,
+# float32 cannot carry one unit's influence above it, in samples of up to some thousand units.
+_BELOW = 1 - 2.0**-12
+_AT_ONCE = 1 << 26  # numbers: gradients per unit take as much as so many models
 log = logging.getLogger(__name__)
 
 RowLosses = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets: one number per row
@@ -40,11 +43,16 @@ class Rows:
     units: int
     single: bool = True  # row u is all that unit u has
 
-    def of(self, unit: int) -> Rows:
-        """One unit's rows alone."""
-        mine = self.unit == unit
-        owner = torch.zeros_like(self.unit[mine])
-        return Rows(inputs=self.inputs[mine], targets=self.targets[mine], unit=owner, units=1, single=len(owner) == 1)
+    def between(self, first: int, last: int) -> Rows:
+        """The rows of units `first` to `last` − 1 alone."""
+        mine = (self.unit >= first) & (self.unit < last)
+        return Rows(
+            inputs=self.inputs[mine],
+            targets=self.targets[mine],
+            unit=self.unit[mine] - first,
+            units=last - first,
+            single=self.single,
+        )
 
     def share(self) -> Tensor:
         """Of each row, in its unit's mean."""
@@ -95,6 +103,7 @@ class PerUnitGradients:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._modules = list(model.modules())  # once: walking through a model takes as long as a small one trains
         self._quick = True  # until the model turns out to be none for it
         self.left_out = 0  # units that had no finite gradient and counted as zero
 
@@ -104,24 +113,31 @@ class PerUnitGradients:
         A unit without a finite gradient, or on which the model's code raises, contributes zero, and no other unit is
         touched by it. Raises `ModelNotPrivateError` for a model that cannot be trained this way.
         """
-        require_separable(self._model)
-        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        if rows.units == 0:
-            return _nothing(trained)
+        require_separable(self._modules)
+        trained = trainable(self._modules)
+        most = max(1, _AT_ONCE // max(1, sum(parameter.numel() for parameter in trained)))
+        total: list[Tensor] | None = None
+        for first in range(0, rows.units, most):
+            part = rows.between(first, min(first + most, rows.units)) if rows.units > most else rows
+            found = self._careful(part, losses, clip)
+            total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
+        return list(zip(trained, total or [torch.zeros_like(p) for p in trained], strict=True))
+
+    def _careful(self, rows: Rows, losses: RowLosses, clip: float) -> list[Tensor]:
         try:
             return self._batch(rows, losses, clip)
-        except SecureFLError:
+        except ModelNotPrivateError:
             raise
         except Exception as error:
             if rows.units == 1:
                 log.warning("a unit on which the model fails (%s) counts as zero", type(error).__name__)
                 self.left_out += 1
-                return _nothing(trained)
+                return [torch.zeros_like(p) for p in trainable(self._modules)]
         # Something in the batch made the model's code fail. Alone, each unit fails for itself only.
-        alone = [self.clipped_sum(rows.of(unit), losses, clip) for unit in range(rows.units)]
-        return [(p, torch.stack([sums[i][1] for sums in alone]).sum(dim=0)) for i, p in enumerate(trained)]
+        alone = [self._careful(rows.between(unit, unit + 1), losses, clip) for unit in range(rows.units)]
+        return [torch.stack(sums).sum(dim=0) for sums in zip(*alone, strict=True)]
 
-    def _batch(self, rows: Rows, losses: RowLosses, clip: float) -> list[tuple[nn.Parameter, Tensor]]:
+    def _batch(self, rows: Rows, losses: RowLosses, clip: float) -> list[Tensor]:
         gradients = self._gradients(rows, losses)
         norms = torch.zeros(rows.units, dtype=torch.float64, device=rows.unit.device)
         for _, found in gradients:
@@ -131,20 +147,37 @@ class PerUnitGradients:
         # Where the norm is 0 the quotient is infinite, and 1 is the smaller.
         weights = torch.where(finite, (clip * _BELOW / norms.sqrt()).clamp(max=1.0), 0.0).float()
         self.left_out += rows.units - int(finite.sum())
-        return [
-            (parameter, torch.zeros_like(parameter) if found is None else found.weighted_sum(weights))
-            for parameter, found in gradients
-        ]
+        return [torch.zeros_like(p) if found is None else found.weighted_sum(weights) for p, found in gradients]
+
+    def try_out(self, rows: Rows, losses: RowLosses) -> None:
+        """Before a study: raise `ModelNotPrivateError` unless each unit's gradient is the same in company and alone.
+
+        `clipped_sum` passes over units on which code fails, so code that always fails would train on noise alone.
+        """
+        require_separable(self._modules)
+        try:
+            with _without_dropout(self._model):
+                together = self._gradients(rows, losses)
+                alone = [self._gradients(rows.between(unit, unit + 1), losses) for unit in range(rows.units)]
+        except SecureFLError:
+            raise
+        except Exception as error:
+            raise ModelNotPrivateError(f"no gradient per row can be computed ({type(error).__name__})") from error
+        for only, by_itself in zip(torch.eye(rows.units, device=rows.unit.device), alone, strict=True):
+            for (_, mine), (_, other) in zip(together, by_itself, strict=True):
+                if not _alike(_sum(mine, only), _sum(other, only[only > 0])):
+                    raise ModelNotPrivateError("a row's gradient depends on the other rows of its batch")
 
     def _gradients(self, rows: Rows, losses: RowLosses) -> Sequence[tuple[nn.Parameter, UnitGradients | None]]:
         from secure_fl.privacy.quick import NotQuickError, quick_gradients
 
-        before = [(buffer, buffer._version) for buffer in self._model.buffers()]
+        buffers = (b for module in self._modules for b in module._buffers.values() if b is not None)
+        before = [(buffer, buffer._version) for buffer in buffers]
         try:
             if not self._quick:
                 return opacus_gradients(self._model, rows, losses)
             try:
-                return quick_gradients(self._model, rows, losses)
+                return quick_gradients(self._model, rows, losses, self._modules)
             except NotQuickError:
                 self._quick = False
                 return opacus_gradients(self._model, rows, losses)
@@ -153,15 +186,41 @@ class PerUnitGradients:
                 raise ModelNotPrivateError("training changes a buffer of this model, which no noise would cover")
 
 
-def _nothing(trained: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
-    return [(parameter, torch.zeros_like(parameter)) for parameter in trained]
+def _sum(gradients: UnitGradients | None, weights: Tensor) -> Tensor | None:
+    return None if gradients is None else gradients.weighted_sum(weights)
 
 
-def require_separable(model: nn.Module) -> None:
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    """Up to rounding; where the one is no number, so is the other."""
+    if one is None or other is None:
+        return one is other
+    apart = torch.linalg.vector_norm((one - other).nan_to_num(posinf=0, neginf=0))
+    return bool(apart <= 1e-3 * torch.linalg.vector_norm(other.nan_to_num()) + 1e-6)
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Which draws anew in each pass."""
+    dropping = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
+    try:
+        for module in dropping:
+            module.eval()
+        yield
+    finally:
+        for module in dropping:
+            module.train()
+
+
+def trainable(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The parameters that training changes, in the order of `nn.Module.parameters`."""
+    return [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]
+
+
+def require_separable(modules: Sequence[nn.Module]) -> None:
     """Raise `ModelNotPrivateError` for layers through which the rows of a batch influence each other."""
-    for name, module in model.named_modules():
+    for module in modules:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise ModelNotPrivateError(f"layer {name!r} normalises over the batch: every row moves every other")
+            raise ModelNotPrivateError(f"{module} normalises over the batch: every row moves every other")
 
 
 def opacus_gradients(
