@@ -68,7 +68,7 @@ def test_a_sound_ledger_is_told_in_words(desk: Desk) -> None:
     assert "limit ε = 3 at δ = 1e-05, never exceeded" in out
     assert "planned, never closed" in out
     assert "no witness: that the end was not cut off" in out
-    assert "note: 1 planned rounds were never closed" in out
+    assert "note: 1 planned round was never closed" in out
     (first,) = [line for line in out.splitlines() if " heart " in line and " 1 " in line and "masked" in line]
     assert "ward-7" in first
     assert "2,048" in first
