@@ -88,7 +88,7 @@ def follow(entries: Iterable[Entry]) -> tuple[tuple[Plan, ...], BadEntry | None]
             else:
                 place = latest.get(key)
                 if place is None:
-                    raise ValueError(f"closes what was never {PLANNED}")
+                    raise ValueError("closes what was never planned")
                 found[place] = _closed(found[place], entry, found)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
