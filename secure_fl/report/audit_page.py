@@ -269,17 +269,17 @@ def _facts(found: Audit, dataset: DatasetAudit) -> Mapping[str, str]:
         "δ": f"{dataset.delta:.2g}" if dataset.delta is not None else DASH,
         "Variant": "approximate differential privacy (ε, δ)" if noisy else "no differential privacy",
         "Neighbours": NEIGHBOURS if noisy else DASH,
-        "Unit and contribution": unit(dataset),
+        "Unit": unit(dataset),
         "Composition": COMPOSITION if noisy else DASH,
         "Mechanism": mechanism(dataset),
         "Libraries": libraries(dataset),
         "Task code": str(facts.get("code") or "not stated"),
-        "Preprocessing and split": f"{facts.get('preprocessing', 'not stated')}; {facts.get('split', 'not stated')}",
+        "Preprocessing": f"{facts.get('preprocessing', 'not stated')}; {facts.get('split', 'not stated')}",
         "Trust model": TRUST if noisy else NO_NOISE,
         "Randomness": randomness(dataset),
         "Side channels": "Times and sizes of messages are visible to the coordinator; the noise is added in floating"
         " point, whose last digits are not covered by the theory.",
-        "Before the noise": "Raw data and gradients stay in the node's own folder and memory, readable by the user"
+        "Before noise": "Raw data and gradients stay in the node's own folder and memory, readable by the user"
         " that runs the node; updates are deleted when the round is over.",
         "Utility": "Not in a ledger: the study's report shows accuracy or error per site.",
         "Rationale": " ".join(reasons) or "not stated in the studies at hand (--study)",
