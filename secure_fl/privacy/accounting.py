@@ -21,8 +21,7 @@ from typing import Any
 
 from secure_fl.privacy.events import Event, NoisySteps, NonPrivate, merged
 
-# A privacy loss is rounded up to a multiple of this. Coarser is faster and says more than was spent; events with a tiny
-# sampling rate and much noise (q = 1e-4, σ = 20) need 1e-5, which takes ten times as long.
+# Privacy losses are rounded up to multiples of this. Coarser is faster and says more than was spent.
 INTERVAL = 1e-4
 
 # Distributions are cut off at tails of about 1e-15 each, so that a δ near it comes out far too large or infinite.
@@ -30,27 +29,39 @@ LEAST_DELTA = 1e-10
 
 # Where ε is least for all but extreme events. Whole orders have a closed form; the series for those below 3 does not
 # converge for a site that samples half of its units, and the library logs a warning for each of them.
-ORDERS = (2.0, *(tenths / 10 for tenths in range(30, 110)), *map(float, range(11, 64)), 128.0, 256.0, 512.0, 1024.0)
+ORDERS = (
+    2.0,
+    *(tenths / 10 for tenths in range(30, 110)),
+    *map(float, range(11, 64)),
+    *(64.0 * 2 ** (eighths / 8) // 1 for eighths in range(33)),
+)
 
-# More values than this in one distribution take minutes, for an ε so large that its fifth digit does not matter.
-_MOST_VALUES = 1_000_000
+# How many intervals ε may have, and how many an ε of 3 has. More than the first take minutes, for digits of an enormous
+# ε that do not matter; up to the second it takes a fraction of a second.
+_MOST_INTERVALS = 1_000_000
+_USUAL_INTERVALS = 30_000
 
 
 def epsilon_pld(events: Iterable[Event], *, delta: float, interval: float = INTERVAL) -> float:
     """ε at `delta` by privacy loss distributions; infinite if anything was released without noise.
 
-    Beyond an ε of about 100 the interval is widened so that it stays a millionth of ε. Raises `ValueError` for a delta
-    outside (0, 1) or an interval that is not positive.
+    Never more than `epsilon_rdp`. The interval is made finer where one step's loss is not much larger than it (a tiny
+    sampling rate or much noise), and wider beyond an ε of 100. Raises `ValueError` for a delta outside (0, 1) or an
+    interval that is not positive.
     """
     if not 0 < interval < math.inf:
         raise ValueError("the interval is a positive number")
     listed = _checked(events, delta)
     if listed is None:
         return math.inf
+    if not listed:
+        return 0.0
     rough = epsilon_rdp(listed, delta=delta)
-    if not rough < math.inf:
-        return math.inf
-    return _pld(listed, delta, max(interval, rough / _MOST_VALUES))
+    if not 0 < rough < math.inf:
+        return rough
+    loss = min(event.sampling / event.noise for event in listed)  # about what one step says, at its least
+    finer = min(interval, max(loss / 4, rough / _USUAL_INTERVALS))
+    return min(rough, _pld(listed, delta, max(finer, rough / _MOST_INTERVALS)))
 
 
 def epsilon_rdp(events: Iterable[Event], *, delta: float, orders: Sequence[float] | None = None) -> float:
@@ -118,8 +129,6 @@ def _listed(events: Iterable[Event]) -> tuple[NoisySteps, ...] | None:
 
 @lru_cache(maxsize=1024)
 def _pld(events: tuple[NoisySteps, ...], delta: float, interval: float) -> float:
-    if not events:
-        return 0.0
     import dp_accounting as dp
 
     accountant = dp.pld.PLDAccountant(

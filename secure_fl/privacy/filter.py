@@ -1,36 +1,38 @@
 """A site's privacy budget for one data set: what decides whether there may be one more training.
 
 **Why not simply compare the reported ε with the allowed one?** Because what happens next depends on what came out
-before. A study goes on, or is planned, because an earlier one looked promising; an attempt is repeated; the next study
-takes another batch size. The usual theorems, also those behind tight accountants (privacy loss distributions, f-DP),
-add up a list of mechanisms that was fixed before the first one ran. "Compose what was run so far, and stop when ε is
-reached" sounds the same and is not: with lists chosen on the way, that rule has counterexamples (arXiv 2602.06756).
+before. A study goes on, or is planned, because an earlier one looked promising; an attempt is repeated; the next
+study takes another batch size. The usual theorems, also those behind tight accountants (privacy loss distributions,
+f-DP), add up a list of mechanisms that was fixed before the first one ran. "Compose what was run so far, and stop
+when ε is reached" sounds the same and is not: with lists chosen on the way, that rule has counterexamples (arXiv
+2602.06756).
 
-**What is true** is a theorem about Rényi divergence at one order α. Let every training, given all that came out before
-it, have a divergence of at most ρᵢ between neighbours (one unit more or less), where ρᵢ may be chosen from all that came
-out before. If ρ₁ + ρ₂ + … never exceeds B, whatever comes out, then everything that came out together has a divergence
-of at most B at the same α (Feldman and Zrnic, "Individual privacy accounting via a Rényi filter", NeurIPS 2021, arXiv
-2008.11193). A *filter* is the rule that makes "never exceeds B" true: before each training, refuse it if the sum would
-pass B. Nothing is lost against a list that was fixed in advance, and there are no constants. It stays true if several
-studies use one data set side by side (Haney et al., "Concurrent composition for interactive differential privacy with
-adaptive privacy-loss parameters", CCS 2023, arXiv 2309.05901).
+**What is true** is a theorem about Rényi divergence at one order α. Let every training, given all that came out
+before it, have a divergence of at most ρᵢ between neighbours (one unit more or less), where ρᵢ may be chosen from all
+that came out before. If ρ₁ + ρ₂ + … never exceeds B, whatever comes out, then everything that came out together has a
+divergence of at most B at the same α (Feldman and Zrnic, "Individual privacy accounting via a Rényi filter", NeurIPS
+2021, arXiv 2008.11193). A *filter* is the rule that makes "never exceeds B" true: before each training, refuse it if
+the sum would pass B. Nothing is lost against a list that was fixed in advance, and there are no constants. It stays
+true if several studies use one data set side by side (Haney et al., "Concurrent composition for interactive
+differential privacy with adaptive privacy-loss parameters", CCS 2023, arXiv 2309.05901).
 
-**The order is fixed with the policy**, from (ε, δ) alone, before any data are used. To take whichever order looks best
-at the end would be a choice that depends on what came out, to which the theorem does not apply.
+**The order is fixed with the policy**, from (ε, δ) alone, before any data are used. To take whichever order looks
+best at the end would be a choice that depends on what came out, to which the theorem does not apply.
 
 **From B to (ε, δ).** A divergence of at most B at order α implies (ε, δ) with
 
     ε = B + ln(1 − 1/α) − ln(δ·α) / (α − 1)
 
 (Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, arXiv 2004.00010v4,
-Proposition 12; dp-accounting's and Opacus' conversion). It is about any two distributions, so it holds for whatever the
-filter let through. `limit` is this equation solved for B.
+Proposition 12; dp-accounting's and Opacus' conversion). It is about any two distributions, so it holds for whatever
+the filter let through. `limit` is this equation solved for B.
 
-**Which order.** A training with Gaussian noise costs about ρ·α, so that limit(α)/α says how much fits: `order_for` looks
-for the whole number where that is largest. Sampling makes the cost grow faster than α, in particular with small sampling
-rates; therefore it then takes the lowest order that keeps 97 % of it: 1.5 % more noise at worst, 7 % less where sampling
-rates are small. Whole orders have a closed form that cannot fail to converge. (The rule of thumb 1 + 2·ln(1/δ)/ε comes
-from an older conversion: for ε = 1, δ = 1e-5 it says 24, where 16 needs 3 % less noise.)
+**Which order.** A training with Gaussian noise and without sampling costs exactly ρ·α, so that limit(α)/α says how
+much fits: `order_for` takes the whole number where that is largest. With sampling the cost grows faster than α, which
+leads to a law that people expect of policies: whoever allows more (no less of ε and of δ) admits all that somebody
+with less admits. It would be lost with an order that suits one kind of training better. Whole orders have a closed
+form that cannot fail to converge. (The rule of thumb 1 + 2·ln(1/δ)/ε comes from an older conversion: for ε = 1, δ =
+1e-5 it says 24, where 18 needs 4 % less noise.)
 
 **What the theorem does not cover.** That the declared costs are true (noise, sampling and clipping are as `Mechanism`
 says), and a policy that is changed because of what came out: a raised ε is a new promise, not this one. Refusals
@@ -49,7 +51,6 @@ from secure_fl.privacy.accounting import LEAST_DELTA, rdp_at
 from secure_fl.privacy.events import Event, NoisySteps
 
 _ORDERS = range(2, 1025)
-_KEPT = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +151,7 @@ class BudgetFilter:
 @lru_cache(maxsize=256)
 def order_for(epsilon: float, delta: float) -> int:
     """The order at which a budget is kept: a function of (ε, δ) alone. See the module's text for how it is chosen."""
-    yields = {order: _limit(epsilon, delta, order) / order for order in _ORDERS}
-    best = max(yields.values())
-    return next(order for order, value in yields.items() if value >= min(best, _KEPT * best))
+    return max(_ORDERS, key=lambda order: _limit(epsilon, delta, order) / order)
 
 
 def _limit(epsilon: float, delta: float, order: int) -> float:
