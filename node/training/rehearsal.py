@@ -10,7 +10,7 @@ import torch
 from secure_fl.errors import DataError
 from secure_fl.privacy.readiness import require_ready
 from secure_fl.strategies.site import Site
-from secure_fl.study.settings import PrivacySection
+from secure_fl.study.private import PrivacySection
 from secure_fl.tasks.base import LocalData, Split
 
 

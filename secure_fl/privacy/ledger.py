@@ -244,6 +244,8 @@ def _verified(path: Path, lines: Iterable[bytes]) -> Iterator[Entry]:
             verify(owner.signing_public, signature, _DOMAIN, _canonical(body))
             if body["version"] < version:
                 raise LedgerError("an older version after a newer one")
+            if not isinstance(body["facts"], dict):
+                raise LedgerError("no facts")
             version, kind = body["version"], body["kind"]
             if version == 1:
                 kind = _FIRST_WORDS.get(kind, kind)
