@@ -23,6 +23,7 @@ def rehearse(site: Site, *, privacy: PrivacySection | None = None) -> str:
     _require_numbers(site.data)
     if privacy is not None and privacy.mode != "none":
         require_ready(site.task, site.model, site.data, unit=privacy.unit)
+        site.try_noise()  # The machinery itself passes over rows on which code fails: code that always does is found here.
     settings, train, test = site.training, site.data.train, site.data.test
     optimizer = site.optimizer()
     site.model.train()

@@ -19,7 +19,8 @@ import torch
 
 from secure_fl.errors import DataError, UnaccountedTrainingError
 from secure_fl.privacy.noise import PrivateRandomness, StepRandomness
-from secure_fl.privacy.per_unit import PerUnitGradients, RowLosses, Rows
+from secure_fl.privacy.per_unit import PerUnitGradients
+from secure_fl.privacy.rows import RowLosses, Rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,7 +100,7 @@ class NoisyTraining:
             parameter.grad = part.view(total.shape).to(parameter)
 
     def try_out(self, losses: RowLosses, units: int = 4) -> None:
-        """Before a study: raise `ModelNotPrivateError`, or what the model raises, if it cannot be trained like this.
+        """Before a study: raise `NotPrivateError`, or what the model raises, if it cannot be trained like this.
 
         A few units are looked at, alone and together. No noise is drawn, and nothing is changed or kept.
         """

@@ -12,14 +12,14 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secure_fl.errors import DataError, ModelNotPrivateError, SecureFLError
+from secure_fl.errors import DataError, NotPrivateError, SecureFLError
+from secure_fl.privacy.rows import RowLosses, Rows, UnitGradients, by_unit, total_of, trainable
 
 if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
@@ -29,73 +29,6 @@ if TYPE_CHECKING:
 _BELOW = 1 - 2.0**-12
 _AT_ONCE = 1 << 26  # numbers: gradients per unit take as much as so many models
 log = logging.getLogger(__name__)
-
-RowLosses = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets: one number per row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
-    """The rows of the units of one step. Unit u has some of them, each with the same share; together they make 1."""
-
-    inputs: Tensor
-    targets: Tensor
-    unit: Tensor  # of each row: 0, 1, …, units − 1
-    units: int
-    single: bool = True  # row u is all that unit u has
-
-    def between(self, first: int, last: int) -> Rows:
-        """The rows of units `first` to `last` − 1 alone."""
-        mine = (self.unit >= first) & (self.unit < last)
-        return Rows(
-            inputs=self.inputs[mine],
-            targets=self.targets[mine],
-            unit=self.unit[mine] - first,
-            units=last - first,
-            single=self.single,
-        )
-
-    def share(self) -> Tensor:
-        """Of each row, in its unit's mean."""
-        return 1 / torch.bincount(self.unit, minlength=self.units)[self.unit]
-
-
-class UnitGradients(Protocol):
-    """The gradients of one parameter, one for each unit."""
-
-    def squared_norms(self, units: int) -> Tensor:
-        """In float64, so that no square overflows."""
-        ...
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σ_u weights_u·gradient_u. A unit of weight 0 is left out, whatever its gradient: 0·∞ is no number."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Dense:
-    """One tensor, the units first."""
-
-    values: Tensor
-
-    def squared_norms(self, units: int) -> Tensor:  # noqa: ARG002
-        """Σ of squares."""
-        squares: Tensor = torch.linalg.vector_norm(self.values.flatten(1), dim=1, dtype=torch.float64).square()
-        return squares
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Over the units of a weight above 0."""
-        values, kept = self.values, weights > 0
-        if not kept.all():
-            weights, values = weights[kept], values[kept]
-        return (weights @ values.flatten(1)).view(self.values.shape[1:])
-
-
-def by_unit(values: Tensor, rows: Rows) -> Dense:
-    """Units' gradients from those of rows, one after the other in `values`."""
-    if rows.single:
-        return Dense(values)
-    share = rows.share().to(values.dtype).view(-1, *[1] * (values.dim() - 1))
-    return Dense(values.new_zeros(rows.units, *values.shape[1:]).index_add_(0, rows.unit, values * share))
 
 
 class PerUnitGradients:
@@ -111,7 +44,7 @@ class PerUnitGradients:
         """For every trainable parameter Σ_u min(1, clip/‖g_u‖)·g_u, the norm being that over all of them.
 
         A unit without a finite gradient, or on which the model's code raises, contributes zero, and no other unit is
-        touched by it. Raises `ModelNotPrivateError` for a model that cannot be trained this way.
+        touched by it. Raises `NotPrivateError` for a model that cannot be trained this way.
         """
         require_separable(self._modules)
         trained = trainable(self._modules)
@@ -126,7 +59,7 @@ class PerUnitGradients:
     def _careful(self, rows: Rows, losses: RowLosses, clip: float) -> list[Tensor]:
         try:
             return self._batch(rows, losses, clip)
-        except ModelNotPrivateError:
+        except NotPrivateError:
             raise
         except Exception as error:
             if rows.units == 1:
@@ -150,7 +83,7 @@ class PerUnitGradients:
         return [torch.zeros_like(p) if found is None else found.weighted_sum(weights) for p, found in gradients]
 
     def try_out(self, rows: Rows, losses: RowLosses) -> None:
-        """Before a study: raise `ModelNotPrivateError` unless each unit's gradient is the same in company and alone.
+        """Before a study: raise `NotPrivateError` unless each unit's gradient is the same in company and alone.
 
         `clipped_sum` passes over units on which code fails, so code that always fails would train on noise alone.
         """
@@ -162,11 +95,11 @@ class PerUnitGradients:
         except SecureFLError:
             raise
         except Exception as error:
-            raise ModelNotPrivateError(f"no gradient per row can be computed ({type(error).__name__})") from error
+            raise NotPrivateError(f"no gradient per row can be computed ({type(error).__name__})") from error
         for only, by_itself in zip(torch.eye(rows.units, device=rows.unit.device), alone, strict=True):
             for (_, mine), (_, other) in zip(together, by_itself, strict=True):
                 if not _alike(_sum(mine, only), _sum(other, only[only > 0])):
-                    raise ModelNotPrivateError("a row's gradient depends on the other rows of its batch")
+                    raise NotPrivateError("a row's gradient depends on the other rows of its batch")
 
     def _gradients(self, rows: Rows, losses: RowLosses) -> Sequence[tuple[nn.Parameter, UnitGradients | None]]:
         from secure_fl.privacy.quick import NotQuickError, quick_gradients
@@ -183,7 +116,7 @@ class PerUnitGradients:
                 return opacus_gradients(self._model, rows, losses)
         finally:
             if any(buffer._version != version for buffer, version in before):
-                raise ModelNotPrivateError("training changes a buffer of this model, which no noise would cover")
+                raise NotPrivateError("training changes a buffer of this model, which no noise would cover")
 
 
 def _sum(gradients: UnitGradients | None, weights: Tensor) -> Tensor | None:
@@ -211,16 +144,11 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
             module.train()
 
 
-def trainable(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """The parameters that training changes, in the order of `nn.Module.parameters`."""
-    return [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]
-
-
 def require_separable(modules: Sequence[nn.Module]) -> None:
-    """Raise `ModelNotPrivateError` for layers through which the rows of a batch influence each other."""
+    """Raise `NotPrivateError` for layers through which the rows of a batch influence each other."""
     for module in modules:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise ModelNotPrivateError(f"{module} normalises over the batch: every row moves every other")
+            raise NotPrivateError(f"{module} normalises over the batch: every row moves every other")
 
 
 def opacus_gradients(
@@ -236,7 +164,7 @@ def opacus_gradients(
         try:
             wrapped = GradSampleModule(model, loss_reduction="sum", force_functorch=_pads_otherwise(model))
         except NotImplementedError as error:
-            raise ModelNotPrivateError("Opacus finds no gradient per row for a layer of this model") from error
+            raise NotPrivateError("Opacus finds no gradient per row for a layer of this model") from error
         try:
             total_of(losses, wrapped(rows.inputs), rows.targets).backward()  # type: ignore[no-untyped-call]
             return [(parameter, _dense(parameter, rows)) for parameter in model.parameters() if parameter.requires_grad]
@@ -258,18 +186,8 @@ def _dense(parameter: nn.Parameter, rows: Rows) -> UnitGradients | None:
     if parameter.grad is None and found is None:
         return None  # The loss does not depend on it.
     if not isinstance(found, Tensor) or len(found) != len(rows.unit):
-        raise ModelNotPrivateError("Opacus finds no gradient per row for a parameter of this model")
+        raise NotPrivateError("Opacus finds no gradient per row for a parameter of this model")
     return by_unit(found, rows)
-
-
-def total_of(losses: RowLosses, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Σ of the rows' losses; `ModelNotPrivateError` where there is not one for each row."""
-    if len(outputs) != len(targets):
-        raise ModelNotPrivateError(f"the model makes {len(outputs)} outputs of {len(targets)} rows")
-    found = losses(outputs, targets)
-    if found.shape != targets.shape[:1]:
-        raise ModelNotPrivateError("the loss is not one number for each row")
-    return found.sum()
 
 
 def row_losses(task: Task, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> RowLosses:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
-from secure_fl.privacy.per_unit import RowLosses, Rows, UnitGradients, by_unit, total_of, trainable
+from secure_fl.privacy.rows import RowLosses, Rows, UnitGradients, by_unit, total_of, trainable
 
 
 class NotQuickError(Exception):

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fl import tasks
-from secure_fl.errors import DataError, ModelNotPrivateError
+from secure_fl.errors import DataError, NotPrivateError
 from secure_fl.privacy import per_unit
-from secure_fl.privacy.per_unit import PerUnitGradients, Rows, opacus_gradients, row_losses
+from secure_fl.privacy.per_unit import PerUnitGradients, opacus_gradients, row_losses
 from secure_fl.privacy.quick import NotQuickError, quick_gradients
+from secure_fl.privacy.rows import RowLosses, Rows
 from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings
 from tests.tasks.test_per_sample_gradients import CLASSES, MODELS, VALUES
 
@@ -42,7 +43,7 @@ def written_out(found: Any, units: int) -> list[Tensor]:
     ]
 
 
-def require_as_opacus(model: nn.Module, rows: Rows, losses: per_unit.RowLosses) -> None:
+def require_as_opacus(model: nn.Module, rows: Rows, losses: RowLosses) -> None:
     quick, opacus = quick_gradients(model, rows, losses), opacus_gradients(model, rows, losses)
     assert [id(parameter) for parameter, _ in quick] == [id(parameter) for parameter, _ in opacus]
     for ours, theirs in zip(written_out(quick, rows.units), written_out(opacus, rows.units), strict=True):
@@ -247,7 +248,7 @@ def test_a_unit_on_which_the_model_fails_counts_as_zero_and_touches_no_other() -
 )
 def test_layers_that_mix_rows_are_refused(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 2))
-    with pytest.raises(ModelNotPrivateError):
+    with pytest.raises(NotPrivateError):
         PerUnitGradients(model).clipped_sum(rows_of(torch.randn(4, 3), CLASSES), _cross_entropies, 1.0)
 
 
@@ -265,7 +266,7 @@ class Counting(nn.Module):
 
 def test_a_buffer_that_training_changes_is_refused() -> None:
     model = nn.Sequential(Counting(), nn.Linear(3, 2))
-    with pytest.raises(ModelNotPrivateError, match="buffer"):
+    with pytest.raises(NotPrivateError, match="buffer"):
         PerUnitGradients(model).clipped_sum(rows_of(torch.randn(4, 3), CLASSES), _cross_entropies, 1.0)
 
 
@@ -292,13 +293,13 @@ def test_before_a_study_models_are_found_that_cannot_be_trained_like_this() -> N
     torch.manual_seed(0)
     mixing, x = nn.Sequential(nn.Linear(3, 3), Centred(), nn.Linear(3, 2)), torch.randn(4, 3)
     for unit in (None, [0, 1, 0, 1]):
-        with pytest.raises(ModelNotPrivateError, match="other rows"):
+        with pytest.raises(NotPrivateError, match="other rows"):
             PerUnitGradients(mixing).try_out(rows_of(x, CLASSES, unit), _cross_entropies)
         usual = nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2))
         PerUnitGradients(usual).try_out(rows_of(x, CLASSES, unit), _cross_entropies)
         assert usual[1].training
     words = torch.tensor([[1, 2], [3, 4], [5, 6], [7, 8]])
-    with pytest.raises(ModelNotPrivateError, match="no gradient per row"):
+    with pytest.raises(NotPrivateError, match="no gradient per row"):
         PerUnitGradients(Bag()).try_out(rows_of(words, CLASSES), _cross_entropies)
 
 
