@@ -20,7 +20,7 @@ KNOWS: Mapping[str, set[str]] = {
     "identity": set(),
     "encoding": set(),
     "tasks": set(),
-    "privacy": {"identity"},
+    "privacy": {"identity", "tasks"},
     "transport": {"identity"},
     "protect": {"encoding", "identity"},
     "strategies": {"tasks"},
