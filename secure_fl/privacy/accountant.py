@@ -105,6 +105,10 @@ class SiteAccountant:
         with self._lock:
             return self._spent(dataset)
 
+    def used(self, dataset: str) -> float:
+        """How much of a data set's limit is spent or set aside: 1 is all of it; 0 where there is no limit."""
+        return 0.0 if self._limit is None else self._limit.spent_fraction(self.spent(dataset))
+
     @property
     def datasets(self) -> tuple[str, ...]:
         """Those that were used."""
