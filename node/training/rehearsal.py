@@ -23,8 +23,17 @@ def rehearse(site: Site, *, privacy: PrivacySection | None = None) -> str:
     _require_numbers(site.data)
     if privacy is not None and privacy.mode != "none":
         require_ready(site.task, site.model, site.data, unit=privacy.unit)
-        site.try_noise()  # The machinery itself passes over rows on which code fails: code that always does is found here.
     settings, train, test = site.training, site.data.train, site.data.test
+    if site.privacy is None:
+        _try_batch(site)
+    else:
+        site.try_noise()  # It passes over rows on which code fails: code that always does is found here.
+    some = slice(0, settings.batch_size)
+    site.task.evaluate(site.model, Split(inputs=test.inputs[some], targets=test.targets[some]))
+    return f"{len(train)} rows to train on, {len(test)} to test on; one batch was trained"
+
+
+def _try_batch(site: Site) -> None:
     optimizer = site.optimizer()
     site.model.train()
     site.descend(optimizer, next(iter(site.batches(1))))
@@ -33,9 +42,6 @@ def rehearse(site: Site, *, privacy: PrivacySection | None = None) -> str:
             "the first batch of the local data has no finite loss",
             advice="check the data for huge values, and scale inputs and targets to about unit size",
         )
-    some = slice(0, settings.batch_size)
-    site.task.evaluate(site.model, Split(inputs=test.inputs[some], targets=test.targets[some]))
-    return f"{len(train)} rows to train on, {len(test)} to test on; one batch was trained"
 
 
 def _require_numbers(data: LocalData) -> None:
