@@ -111,6 +111,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._whole = True  # false while something may stand at the end that nobody was told of
         owner = self._recover(authority, expected=expected) if expected or path.exists() else None
+        if owner != certificate:
+            # Whoever reads it asks whether the certificate was valid when it was entered.
+            TrustStore(authority).check(certificate, role="node", now=now())
         mine = {"name": certificate.name, "certificate": certificate.pem.decode()}
         if owner is None:
             self.append(OPENED, mine)
