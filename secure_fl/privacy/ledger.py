@@ -113,7 +113,9 @@ class Ledger:
         owner = self._recover(authority, expected=expected) if expected or path.exists() else None
         if owner != certificate:
             # Whoever reads it asks whether the certificate was valid when it was entered.
-            TrustStore(authority).check(certificate, role="node", now=now())
+            moment = now()
+            TrustStore(authority).check(certificate, role="node", now=moment)
+            self._last = moment if self._last is None else max(self._last, moment)
         mine = {"name": certificate.name, "certificate": certificate.pem.decode()}
         if owner is None:
             self.append(OPENED, mine)
