@@ -29,6 +29,7 @@ from secure_fl.errors import (
     StorageError,
 )
 from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
+from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.identity.signing import SigningKey, verify
 
 LEDGER_VERSION = 2
@@ -68,19 +69,6 @@ class Entry:
         if moment.tzinfo is None:
             raise ValueError("a time without a zone")
         return moment
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerHead:
-    """How far a site's ledger goes: so many lines, the last of which has this SHA-256. It fixes all before it."""
-
-    site: str
-    length: int
-    head: str
-
-    def __post_init__(self) -> None:
-        if self.length < 1 or len(self.head) != 64 or not set(self.head) <= set("0123456789abcdef"):
-            raise ValueError("a ledger's head is a length from 1 on and a SHA-256")
 
 
 class Ledger:

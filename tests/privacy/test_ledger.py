@@ -25,8 +25,9 @@ from secure_fl.errors import (
 )
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
+from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy import ledger as module
-from secure_fl.privacy.ledger import LEDGER_VERSION, Entry, Ledger, LedgerHead, read_ledger, read_site_ledger
+from secure_fl.privacy.ledger import LEDGER_VERSION, Entry, Ledger, read_ledger, read_site_ledger
 from tests.protect.laws import law
 
 Open: TypeAlias = Callable[..., Ledger]
