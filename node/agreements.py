@@ -2,7 +2,7 @@
 
 A study's hash does not say which code a task is: that is installed at the site. So an approval by hand also has the
 digest of the code as it was then, and a site whose task has changed is asked again. Hashes listed in the node's file
-say nothing about code; the ledger says which one ran.
+say nothing about code; the ledger says which one ran. Where only the file counts, approvals by hand do not.
 """
 
 from __future__ import annotations
@@ -28,14 +28,21 @@ class Agreements:
         self._approvals = approvals
         self._accountant = accountant
 
-    def require(self, study: Study, found: Mapping[str, str]) -> None:
-        """Raise `RefusedError` if the task's code is another than was approved; note the approval otherwise, once."""
-        given = self._approvals.read().get(study.id)
+    def require(self, study: Study, found: Mapping[str, str], *, number: int) -> None:
+        """Raise `RefusedError` if the code that would train round `number` is another than was approved.
+
+        Either way the ledger says so, once.
+        """
+        by_hand = self._file.policy.approve == "ask"
+        given = self._approvals.read().get(study.id) if by_hand else None
         code = found.get("code")
         if given is not None and given.code is not None and code is not None and given.code != code:
+            self._accountant.refused(study.id, number, RefusedError.code)
             raise RefusedError(
-                f"the code of task {study.task.name!r} has changed since study {study.study.name!r} was approved here",
-                advice="read what changed, then approve the study again: `secure-fl node approve`",
+                f"the code of task {study.task.name!r} is another than when study {study.study.name!r} was approved "
+                "here",
+                advice="read what changed, then approve the study again: `secure-fl node approve`; after an approval "
+                "of newer code than this node has loaded, restart the node",
             )
         by = LISTED_IN_FILE if given is None else given.by or "unknown"
         facts = approval(

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -155,13 +156,13 @@ class Participation:
             self.rehearsal = await in_thread_whole(self._job, None)
             found = await self._services.executor.rehearse(self.rehearsal)
             self.rehearsal = None
-            await in_thread_whole(self._services.agreements.require, self._study, found)
+            await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
         received = await self._fetch(announcement) if kept is None else Path()
         try:
             # 4. Set the round's privacy cost aside.
             await in_thread_whole(self._charge.reserve, found, repeats=kept is not None)
             if kept is None:
-                kept = await in_thread_whole(self._keep_update, await self._train(received))
+                kept = await in_thread_whole(self._keep_update, await self._train(received, found))
             half = await in_thread_whole(self._encoded_half, kept)
             metrics = kept.metrics
             del kept  # Its integers go as they are protected.
@@ -219,9 +220,10 @@ class Participation:
         self._services.listener(Fetched(**self._about(), bytes=target.size))
         return received
 
-    async def _train(self, received: Path) -> Result:
+    async def _train(self, received: Path, found: Mapping[str, str]) -> Result:
         """5.–6. Have the data loaded, the model trained and the blocks selected, in a process of its own."""
-        job = await in_thread_whole(self._job, received)
+        # By the code that was tried: another process may have loaded another since.
+        job = replace(await in_thread_whole(self._job, received), code=found.get("code", ""))
         begun = time.monotonic()
         self._charge.computing()
         result = await self._services.executor.run(job)

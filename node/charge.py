@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from node.privacy import SitePrivacy
-from secure_fl.errors import SecureFLError
+from secure_fl.errors import BudgetExceededError, SecureFLError
 from secure_fl.privacy.accountant import Accountant, Reservation
 
 
@@ -33,7 +33,7 @@ class Charge:
     def reserve(self, found: Mapping[str, str], *, repeats: bool) -> None:
         """4. Set the round's privacy cost aside before anything is computed from the data.
 
-        `found` is what the training process says of data and code. Raises `BudgetExceededError`.
+        `found` is what the training process says of data and code. Raises `BudgetExceededError`, and the ledger has it.
         """
         study = self._privacy.resolved.study
         facts = None if repeats else self._privacy.facts(self._number, trains=self._trains, found=found)
@@ -45,7 +45,11 @@ class Charge:
             repeats=repeats,
             privacy=facts,
         )
-        self._accountant.reserve(reservation)
+        try:
+            self._accountant.reserve(reservation)
+        except BudgetExceededError as error:
+            self._accountant.refused(reservation.study_id, self._number, error.code)
+            raise
         self._reservation = reservation
 
     def computing(self) -> None:

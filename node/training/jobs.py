@@ -44,6 +44,7 @@ class Job:
     reserved_steps: int = 0  # under noise; there are no more
     split_key: str = ""  # hexadecimal, a secret of the site: which rows are trained on
     salt: str = ""  # hexadecimal, of the fingerprint that the ledger has of the data
+    code: str = ""  # digest of the task's code that was agreed to; empty: any
     rehearsal: bool = False  # nothing is received yet: only try whether it could be done
 
     def to_json(self) -> str:

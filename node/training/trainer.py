@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +22,7 @@ from secure_fl import tasks
 from secure_fl.blocks import Blocks, Layout, Vector
 from secure_fl.checkpoints import load_arrays, save_arrays
 from secure_fl.encoding.metrics import SiteMetrics
-from secure_fl.errors import DataError, LayoutMismatchError, SecureFLError, TrainingError
+from secure_fl.errors import DataError, LayoutMismatchError, RefusedError, SecureFLError, TrainingError
 from secure_fl.files import write_atomically
 from secure_fl.privacy.fingerprint import fingerprint
 from secure_fl.privacy.mechanism import Mechanism
@@ -48,6 +49,7 @@ class _Loaded:
     task: Task
     data: LocalData
     layout: Layout  # of the task's whole model
+    code: str  # digest of the task's source
 
 
 class Trainer:
@@ -83,6 +85,8 @@ class Trainer:
     def _execute(self, job: Job) -> Result:
         # 5. Load the data, once per study, and measure the model as it came.
         loaded = self._load(job)
+        if job.code and job.code != loaded.code:
+            raise RefusedError("the task's code changed between the check and the training")
         strategy, site = loaded.strategy, _site(job, loaded)
         metrics = _measure(strategy, site)
         if job.kind is RoundKind.TRAIN:
@@ -144,14 +148,21 @@ def try_out(study: Study, dataset: DatasetSection, *, folder: Path, device: str,
 
 def _load(study: Study, dataset: DatasetSection, folder: Path, split_key: bytes) -> _Loaded:
     task = tasks.create(study.task.name, study.task.settings)
+    code = _code_of(type(task))
     with seeded(study.study.seed):
         layout = layout_of(task, task.model())
-    return _Loaded(study, study.make_strategy(), task, task.load(_source(dataset, folder, split_key)), layout)
+    return _Loaded(study, study.make_strategy(), task, task.load(_source(dataset, folder, split_key)), layout, code)
+
+
+@cache
+def _code_of(task: type[Task]) -> str:
+    """Once for a class: what lies on the disk later is not what this process has loaded."""
+    return task_code(task).digest
 
 
 def _found(loaded: _Loaded, *, salt: bytes) -> dict[str, str]:
     """What the ledger says of data and code."""
-    found = {"code": task_code(type(loaded.task)).digest}
+    found = {"code": loaded.code}
     if loaded.study.privacy.mode != "none":
         found["preprocessing"] = loaded.task.preprocessing
         found["split"] = "by unit, with a secret of the site"

@@ -74,7 +74,11 @@ class Accountant(Protocol):
         ...
 
     def approved(self, study_id: str, facts: Mapping[str, Any]) -> None:
-        """Note, once, that this site agreed to a study."""
+        """Note, once, that this site agreed to a study and to the code that it runs."""
+        ...
+
+    def refused(self, study_id: str, number: int, reason: str) -> None:
+        """Note, once, that this site would not take part in a round. `reason` is an error's code."""
         ...
 
 
@@ -87,7 +91,8 @@ class SiteAccountant:
         self._limit = limit
         self._lock = threading.Lock()  # Studies run side by side: each is judged with all that the others reserved.
         read = list(entries)
-        self._approved = {str(entry.facts["study"]) for entry in read if entry.kind == APPROVED}
+        self._approved = {_agreed(entry.facts) for entry in read if entry.kind == APPROVED}
+        self._refused = [dict(entry.facts) for entry in read if entry.kind == REFUSED]
         self._uses: dict[str, list[tuple[Event, ...]]] = {}
         self._units: dict[str, str] = {}  # by data set: whom noise has protected so far
         for plan in plans(read):
@@ -153,14 +158,19 @@ class SiteAccountant:
 
     def approved(self, study_id: str, facts: Mapping[str, Any]) -> None:
         """Once for each study and what was agreed to; a changed code is another thing to agree to."""
+        agreed = _agreed({**facts, "study": study_id})
         with self._lock:
-            if study_id not in self._approved:
+            if agreed not in self._approved:
                 self._ledger.append(APPROVED, facts)
-                self._approved.add(study_id)
+                self._approved.add(agreed)
 
     def refused(self, study_id: str, number: int, reason: str) -> None:
-        """The site would not do what it was asked."""
-        self._ledger.append(REFUSED, refusal(study_id=study_id, round=number, reason=reason))
+        """However often a round is attempted: a coordinator must not be able to fill the site's disk."""
+        facts = refusal(study_id=study_id, round=number, reason=reason)
+        with self._lock:
+            if facts not in self._refused:
+                self._ledger.append(REFUSED, facts)
+                self._refused.append(facts)
 
     def _use(self, dataset: str, events: tuple[Event, ...]) -> None:
         if events:
@@ -168,3 +178,9 @@ class SiteAccountant:
 
     def _spent(self, dataset: str) -> tuple[Event, ...]:
         return total(event for events in self._uses.get(dataset, ()) for event in events)
+
+
+def _agreed(facts: Mapping[str, Any]) -> tuple[str, str | None]:
+    """What an approval is of: a study, and the code that its task is here."""
+    code = facts.get("code")
+    return str(facts["study"]), None if code is None else str(code)

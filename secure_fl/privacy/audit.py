@@ -17,8 +17,9 @@ from typing import Any, Literal, Protocol
 
 from secure_fl.errors import SettingsError
 from secure_fl.identity.certificates import Certificate
+from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy.events import NoisySteps
-from secure_fl.privacy.ledger import APPROVED, OPENED, REFUSED, RENEWED, Entry, LedgerHead
+from secure_fl.privacy.ledger import APPROVED, OPENED, REFUSED, RENEWED, Entry
 from secure_fl.privacy.spending import Plan, follow
 from secure_fl.privacy.witness import WitnessNote, missing_from, two_stories
 

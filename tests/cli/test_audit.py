@@ -16,8 +16,8 @@ import typer
 import secure_fl.cli
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
+from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy.decisions import approval
-from secure_fl.privacy.ledger import LedgerHead
 from secure_fl.privacy.witness import WitnessFile
 from secure_fl.study.settings import Study
 from tests.support.ledgers import HEART, LUNG, Story, noisy, note_of, signed_again

@@ -45,11 +45,13 @@ class FaultyLink:
         self._alive = alive  # whether the coordinator behind this link is still the one that runs
         self._faults = faults
         self._pump: asyncio.Task[None] | None = None
+        self._grave: asyncio.Task[None] | None = None
 
     async def session(self, outgoing: AsyncIterator[pb.NodeMessage]) -> AsyncIterator[pb.CoordinatorMessage]:
         """Forward; at a point named `announce:<phase>` or `offer` the node dies on receipt."""
         queue: asyncio.Queue[pb.CoordinatorMessage | BaseException | None] = asyncio.Queue()
         self._pump = asyncio.create_task(self._forward(outgoing, queue))
+        self._grave = asyncio.create_task(self._hang_up_when_dead(queue))
         while (item := await queue.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
@@ -69,6 +71,13 @@ class FaultyLink:
                 queue.put_nowait(message)
         except Exception as error:
             queue.put_nowait(error)
+        queue.put_nowait(None)
+
+    async def _hang_up_when_dead(self, queue: asyncio.Queue[pb.CoordinatorMessage | BaseException | None]) -> None:
+        """Also where the node dies in something that is no message."""
+        await self._faults.fired.wait()
+        if self._pump is not None:
+            self._pump.cancel()
         queue.put_nowait(None)
 
     async def upload(self, parts: AsyncIterator[pb.UploadPart], *, timeout: float) -> pb.UploadReceipt:  # noqa: ASYNC109
@@ -98,8 +107,9 @@ class FaultyLink:
 
     async def close(self) -> None:
         """Hang up."""
-        if self._pump is not None:
-            self._pump.cancel()
+        for task in (self._pump, self._grave):
+            if task is not None:
+                task.cancel()
 
     def _require_alive(self) -> None:
         if not self._alive():
@@ -171,11 +181,13 @@ class Federation:
         self.workspace: Workspace = prepare(folder, Study.parse(settings), policy={})
         self.workspace.point_nodes_at(0)
         self.study = self.workspace.study
+        self.beside: list[Study] = []  # studies that the coordinator runs as well
         self.names = tuple(self.study.study.roster)
         self.services: list[FederationService | None] = [None]
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.coordinator: Coordinator | None = None  # the one that runs now
         self.networks: list[Network] = []
+        self.nodes: dict[str, Node] = {}  # the last life of each
         self._tasks: list[asyncio.Task[Any]] = []
 
     # --- coordinator ------------------------------------------------------------------------------------------
@@ -204,6 +216,8 @@ class Federation:
         )
         coordinator.resume()
         runner = coordinator.prepare(self.study)
+        for other in self.beside:
+            coordinator.prepare(other)
         self.services[0] = coordinator.hub
         try:
             await self._run_until_killed(coordinator, store)
@@ -251,6 +265,8 @@ class Federation:
         file = NodeFile.read(self.workspace.node_file(name))
         connector = _Connector(self, file, faults, network, link)
         node = Node(file, connector, executor or FakeTraining(faults), until_done=True)
+        self.nodes[name] = node
+        _make_ledger_mortal(node, faults)
         task = asyncio.create_task(node.run(), name=name)
         self._tasks += [task, asyncio.create_task(_bury(node, faults))]
         return task
@@ -287,6 +303,29 @@ async def _watch(faults: Faults) -> None:
 
 def _struck(faults: Faults) -> bool:
     return bool(faults.point) and faults.seen.get(faults.point, 0) >= faults.occurrence
+
+
+def meet(faults: Faults, point: str, loop: asyncio.AbstractEventLoop) -> None:
+    """Kill a node at a point of its own, in whichever thread: from then on whoever comes by such a point is dead."""
+    if faults.struck:
+        raise Killed
+    if faults.reaches(point):
+        faults.struck = True
+        loop.call_soon_threadsafe(faults.fired.set)
+        raise Killed
+
+
+def _make_ledger_mortal(node: Node, faults: Faults) -> None:
+    """Points `before:<kind>` and `after:<kind>` of every entry."""
+    loop, ledger = asyncio.get_running_loop(), vars(node._services.accountant)["_ledger"]
+    append = ledger.append
+
+    def mortal(kind: str, facts: Any) -> None:
+        meet(faults, f"before:{kind}", loop)
+        append(kind, facts)
+        meet(faults, f"after:{kind}", loop)
+
+    ledger.append = mortal
 
 
 async def _bury(node: Node, faults: Faults) -> None:

@@ -25,6 +25,7 @@ class Faults:
     occurrence: int = 1
     seen: dict[str, int] = field(default_factory=dict)
     fired: asyncio.Event = field(default_factory=asyncio.Event)
+    struck: bool = False  # in a thread, a moment before the loop hears of it
 
     def reaches(self, point: str) -> bool:
         """Whether this is the moment."""
