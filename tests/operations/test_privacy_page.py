@@ -100,13 +100,3 @@ def test_the_words_of_the_ledger_are_those_it_has() -> None:
     assert words == {"planned", "sent", "cancelled", "refused"}
     assert words <= KINDS
 
-
-def test_nothing_says_any_more_that_there_is_no_differential_privacy() -> None:
-    for page in PAGES:
-        text = " ".join(page.read_text(encoding="utf-8").split())
-        for gone in (
-            "no differential privacy yet",
-            "No differential privacy is applied",
-            "this version has no differential",
-        ):
-            assert gone not in text, f"{page.name}: {gone}"
