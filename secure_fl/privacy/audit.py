@@ -351,7 +351,8 @@ def _witnessed_faults(entries: Sequence[Entry], site: str, notes: Sequence[Witne
     return faults
 
 
-_TERMS = ("unit", "group_rows", "clip", "delta")
+_TERMS_OF_RECORDS = ("unit", "clip", "delta")  # A study's group_rows says nothing about records.
+_TERMS = (*_TERMS_OF_RECORDS, "group_rows")
 
 
 def _other_terms(known: Sequence[Plan], studies: Sequence[StudyTerms]) -> list[Fault]:
@@ -366,7 +367,8 @@ def _other_terms(known: Sequence[Plan], studies: Sequence[StudyTerms]) -> list[F
         if noisy and plan.privacy is None and plan.state == "sent":
             faults.append(Fault(entry=plan.entry.sequence, what="leaves without the noise that its study asks for"))
         elif plan.privacy is not None:
-            other = [term for term in _TERMS if terms.get(term, plan.privacy.get(term)) != plan.privacy.get(term)]
+            counted = _TERMS if terms.get("unit") == "group" else _TERMS_OF_RECORDS
+            other = [term for term in counted if terms.get(term, plan.privacy.get(term)) != plan.privacy.get(term)]
             if other:
                 what = f"is under another {', '.join(other)} than its study says"
                 faults.append(Fault(entry=plan.entry.sequence, what=what))
