@@ -107,6 +107,7 @@ class DatasetAudit:
     exceeded: int | None  # the first entry that went further than the policy of its time
     events: tuple[NoisySteps, ...]
     privacy: Mapping[str, Any]  # the facts of the last use under noise; empty without any
+    planning: float | None = None  # in a simulation: the ε that secret noise of this size would have cost
 
     @property
     def bytes(self) -> int:
@@ -122,7 +123,10 @@ class DatasetAudit:
     def sentence(self) -> str:
         """What the ledger proves about it."""
         if self.epsilon is None:
-            return f"Nothing limits how much the results can reveal about single records ({self.unbounded})."
+            said = f"Nothing limits how much the results can reveal about single records ({self.unbounded})."
+            if self.planning is not None:
+                said += f" With secret noise, the same would cost ε ≤ {self.planning:.4g}: for planning only."
+            return said
         if not self.events:
             return "Nothing that was computed from it left the site."
         unit = "group of records" if self.privacy.get("unit") == "group" else "record"
@@ -240,6 +244,8 @@ def _dataset(name: str, known: Sequence[Plan], accounting: Accounting) -> Datase
     uses = _uses(counted, first, delta, accounting)
     if uses and uses[-1].epsilon is None and not unbounded:
         unbounded = "its cost is beyond what can be computed"
+    events = _sorted(sum((_count(plan.events) for plan in counted), _Steps()))
+    simulated = bool(noisy) and all(plan.privacy is not None and plan.seeded for plan in counted)
     return DatasetAudit(
         name=name,
         uses=uses,
@@ -248,8 +254,9 @@ def _dataset(name: str, known: Sequence[Plan], accounting: Accounting) -> Datase
         delta=delta,
         policy=policy,
         exceeded=_exceeded(mine, accounting),
-        events=_sorted(sum((_count(plan.events) for plan in counted), _Steps())),
+        events=events,
         privacy=noisy[-1] if noisy else {},
+        planning=accounting.epsilon(events, delta=delta) if simulated and events and delta is not None else None,
     )
 
 

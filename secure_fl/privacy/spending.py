@@ -46,11 +46,16 @@ class Plan:
         return {} if self.closing is None else self.closing.facts.get("release") or {}
 
     @property
+    def seeded(self) -> bool:
+        """Whether its noise came from a seed, as in a simulation: others can know it."""
+        return self.privacy is not None and self.privacy.get("randomness") == "seeded"
+
+    @property
     def unbounded(self) -> str:
         """Why no ε bounds what this says about single records; empty where one does, or nothing left."""
         if self.state == "sent" and self.privacy is None:
             return "a release without differential privacy"
-        if self.privacy is not None and self.counts and self.privacy.get("randomness") == "seeded":
+        if self.seeded and self.counts:
             return "noise from a seed that others can know"
         if self.privacy is not None and self.counts and self.privacy.get("preprocessing") == "data-dependent":
             return "preprocessing that depends on the data"

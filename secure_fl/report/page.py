@@ -292,6 +292,7 @@ def _site_section(record: StudyRecord, summary: Mapping[str, Any], study: Study 
         lines = {line.name: sparkline(line, mean, low=min(values), high=max(values), text=text) for line in sites}
     note = _sharing(record, study, lines is not None) + (
         " ε is what a site's differential privacy spent; “no DP” means that it used none, not that ε is 0."
+        " “Used” is of the site's own limit, over all studies."
     )
     return section("Sites", note, tables.site_table(record, summary, regression=regression, lines=lines))
 

@@ -11,10 +11,14 @@ import pytest
 
 from node.kept import KeptUpdate
 from node.training.jobs import Job
-from secure_fl.privacy.spending import Plan
+from secure_fl.privacy.audit import examine
+from secure_fl.privacy.events import NoisySteps
+from secure_fl.privacy.ledger import read_site_ledger
+from secure_fl.privacy.spending import Plan, spent
 from secure_fl.results.record import StudyRecord
 from tests.coordinator.test_declarations import SETTINGS as CELLS
 from tests.coordinator.test_declarations import Depth
+from tests.faults.test_kill import wait_for
 from tests.support.budgets import (
     DELTA,
     PRIVACY,
@@ -28,9 +32,11 @@ from tests.support.budgets import (
     plans_of,
 )
 from tests.support.federation import Federation, meet
+from tests.support.processes import Processes
 from tests.support.training import Faults
 
 VICTIM = "site-01"
+PROCESS_DATA = "tests.support.task:Line"
 SETTINGS: dict[str, Any] = {
     "study": {"rounds": 2},
     "privacy": PRIVACY,
@@ -275,3 +281,33 @@ def test_two_studies_on_one_data_set_share_its_budget(tmp_path: Path) -> None:
         return record
 
     play(tmp_path, scenario, protection={"kind": "none", "recovery": True})
+
+
+# --- real processes -----------------------------------------------------------------------------------------------
+
+
+def test_a_process_killed_while_it_trains_has_counted_that(tmp_path: Path) -> None:
+    """Kill −9 of a node whose training process really adds noise; the round is trained again, and both count."""
+    marker = tmp_path / "marks" / "m"
+    marker.parent.mkdir()
+    settings = {
+        "task": {"name": "tests.support.task:Line", "pause": 2.0, "marker": str(marker)},
+        "strategy": {"name": "fedavg", "batch_size": 16, "epochs": 1},
+        "privacy": PRIVACY,
+    }
+    with Processes(tmp_path / "run", settings, training="real") as fed:
+        fed.edit_node(VICTIM, "policy", epsilon=20.0, delta=DELTA)
+        fed.start_all()
+        wait_for(marker.parent / "training-01")
+        fed.kill(VICTIM)
+        path, authority = fed.workspace.node_folder(VICTIM) / "ledger.jsonl", fed.workspace.folder / "ca.pem"
+        before = spent(read_site_ledger(path, authority=authority.read_bytes(), site=VICTIM), PROCESS_DATA)
+        assert [event.steps for event in before if isinstance(event, NoisySteps)] == [5]
+        fed.start_node(VICTIM)
+        record = fed.finish()
+        assert [entry.cohort for entry in record.rounds] == [fed.names] * 3
+        entries = read_site_ledger(path, authority=authority.read_bytes(), site=VICTIM)
+        assert [event.steps for event in spent(entries, PROCESS_DATA) if isinstance(event, NoisySteps)] == [15]
+        audit = examine(entries)
+        assert audit.ok, audit.faults
+        assert [plan.state for plan in audit.plans] == ["open", "sent", "sent", "sent"]

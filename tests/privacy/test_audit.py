@@ -47,6 +47,14 @@ def test_epsilon_is_recomputed_after_every_release(story: Story) -> None:
     assert ward.sentence.startswith(f"If the site ran the stated code, ε ≤ {ward.epsilon:.4g} at δ = 1e-05")
 
 
+def test_a_simulation_has_no_bound_and_says_what_secret_noise_would_cost(story: Story) -> None:
+    story.rounds(HEART, (1, 2), privacy=noisy(randomness="seeded"))
+    (ward,) = audit(story).datasets
+    assert ward.epsilon is None
+    assert ward.planning == epsilon_pld(steps(72), delta=1e-5)
+    assert "for planning only" in ward.sentence
+
+
 def test_the_reference_site_comes_to_its_epsilon(story: Story) -> None:
     # A digits site: q = 1/9, 360 steps, σ = 3.08, δ = 1e-5 is about ε = 3.
     story.rounds(HEART, range(1, 11), privacy=noisy(policy=None))

@@ -145,6 +145,7 @@ def test_facts_of_the_first_version_are_releases_without_noise(story: Story) -> 
 def test_noise_from_a_known_seed_bounds_nothing(story: Story) -> None:
     story.rounds(HEART, (1,), privacy=noisy(randomness="seeded"))
     story.rounds(HEART, (2,), privacy=noisy(preprocessing="data-dependent"))
+    assert (told(story)[0].seeded, told(story)[1].seeded) == (True, False)
     assert ["seed" in told(story)[0].unbounded, "preprocessing" in told(story)[1].unbounded] == [True, True]
 
 

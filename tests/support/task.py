@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -25,6 +26,7 @@ class Line(Task):
     """y = x·w on a hundred points."""
 
     kind: ClassVar[Literal["classification", "regression"]] = "regression"
+    preprocessing = "none"
     Settings = LineSettings
     settings: LineSettings
     _site = ""
@@ -52,3 +54,29 @@ class Line(Task):
             time.sleep(self.settings.pause)
             self._site = ""
         return super().evaluate(model, split, batch_size)
+
+
+class Three(Task):
+    """Three weights in one block, and data that are there already: for models that a test writes by hand."""
+
+    kind: ClassVar[Literal["classification", "regression"]] = "regression"
+    preprocessing = "none"
+
+    def model(self) -> nn.Module:
+        """One block, of zeros."""
+        return nn.Sequential(OrderedDict(features=_Weights()))
+
+    def load(self, source: Source) -> LocalData:
+        """The same points at every site."""
+        x = torch.randn(100, 3, generator=torch.Generator().manual_seed(1))
+        y = x.sum(1, keepdim=True)
+        return LocalData(train=Split(inputs=x[:80], targets=y[:80]), test=Split(inputs=x[80:], targets=y[80:]))
+
+
+class _Weights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.w)[:, None]
