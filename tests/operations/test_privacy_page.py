@@ -99,4 +99,3 @@ def test_the_words_of_the_ledger_are_those_it_has() -> None:
     words = set(re.findall(r"`(\w+)`", said))
     assert words == {"planned", "sent", "cancelled", "refused"}
     assert words <= KINDS
-
