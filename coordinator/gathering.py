@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from coordinator.attempt import Sessions
 from coordinator.left_out import LeftOutSites
 from coordinator.pulse import Pulse
 from secure_fl.aggregation import RequestKind
+from secure_fl.errors import StudyAbortedError
 from secure_fl.events import Listener, Waiting
 from secure_fl.study.circles import Circle
 from secure_fl.study.resolved import ResolvedStudy
@@ -23,6 +25,7 @@ class Gathering:
         self._listener = listener
         self._pulse = Pulse()
         self._missing: frozenset[str] = frozenset()
+        self._exhausted: frozenset[str] = frozenset()
 
     def changed(self) -> None:
         """A session came or went."""
@@ -36,6 +39,23 @@ class Gathering:
     def given_up(self) -> frozenset[str]:
         """Who was missing before, and is not waited for again until it is back."""
         return self._missing
+
+    def used_up(self, node: str) -> None:
+        """A site has no privacy budget left for this study: it takes no further part, however long one waits."""
+        self._exhausted |= {node}
+
+    @property
+    def exhausted(self) -> frozenset[str]:
+        """Who has none left."""
+        return self._exhausted
+
+    def require_budgets(self, circles: Sequence[Circle]) -> None:
+        """Raise `StudyAbortedError` if no circle can ever be complete again."""
+        if circles and all(self._exhausted.intersection(circle) for circle in circles):
+            raise StudyAbortedError(
+                f"{', '.join(sorted(self._exhausted))}: the privacy budget is used up, and no circle is whole without",
+                advice="the model of the rounds so far is there; a new study needs budgets that the sites still have",
+            )
 
     def missing(self, circle: Circle) -> frozenset[str]:
         """Members of a circle that are not ready now."""
@@ -72,7 +92,9 @@ class Gathering:
         everybody = frozenset(study.study.roster)
         minimum = study.min_cohort(self._resolved.request)
         self._left_out.require_others(everybody, minimum=minimum)
-        roster = everybody - self._left_out.names
+        roster = everybody - self._left_out.names - self._exhausted
+        if len(roster) < minimum:
+            self.require_budgets([tuple(sorted(everybody))])
         loop = asyncio.get_running_loop()
         patience = loop.time() + study.rounds.gather
         told = False

@@ -26,6 +26,7 @@ from coordinator.store import Store, StoredModel
 from coordinator.unbroken import Unbroken
 from secure_fl import logs
 from secure_fl.errors import (
+    BudgetExceededError,
     CohortTooSmallError,
     LateMessageError,
     ProtectionError,
@@ -322,6 +323,8 @@ class StudyRunner:
 
     def sit_out(self, node: str, message: pb.SitOut) -> None:
         """A node will not take part in an attempt, and says why."""
+        if message.reason == BudgetExceededError.code:
+            self._gathering.used_up(node)
         if (attempt := self._attempts.get(message.round, message.attempt)) is not None:
             attempt.sit_out(node, message.reason)
 

@@ -13,6 +13,7 @@ from typing import Any
 from node.approvals import Approval
 from node.config import NodeFile
 from node.own_ledger import own_entries
+from node.policy import Policy
 from node.privacy import limit_of, plan_here
 from node.store import NodeStore, read_cursor
 from secure_fl import tasks
@@ -61,7 +62,7 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
     for (study_id, study), price in zip(chosen, costs, strict=True):
         store.approve(study_id, Approval(by=this_user(), code=None if study is None else _code(study)))
         sys.stdout.write(f"approved: {study_id}{f' ({study.study.name})' if study else ''}\n")
-        for line in price:
+        for line in (*price, *(_doubts(file, study) if study is not None else ())):
             sys.stdout.write(f"  {line}\n")
         if store.offered(study_id) is None:
             sys.stdout.write(
@@ -69,6 +70,15 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
             )
             if study is None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
+
+
+def _doubts(file: NodeFile, study: Study) -> tuple[str, ...]:
+    """Why this site will not take part all the same, as its file is now."""
+    try:
+        Policy(file, file.certificate()).check_terms(study)
+    except SecureFLError as error:
+        return (f"but as this site's file is now, it takes no part: {error.message}",)
+    return ()
 
 
 def _code(study: Study) -> str:

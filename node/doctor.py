@@ -10,6 +10,7 @@ from pathlib import Path
 from node.config import DatasetSection, NodeFile
 from node.own_ledger import own_entries
 from node.policy import Policy
+from node.privacy import plan_here
 from node.store import NodeStore
 from secure_fl.errors import CertificateError, DataError, DoubtError, RefusedError
 from secure_fl.operations import doctor
@@ -99,7 +100,9 @@ def _training(file: NodeFile, path: Path) -> str:
             f"there is no [datasets.{study.task.dataset_id}] here",
             advice=f"add it, with the path of this site's data for the task {study.task.name!r}",
         )
-    return try_out(study, dataset, folder=file.path(""), device=file.node.device)
+    plan = plan_here(file, study)
+    mechanism = None if plan is None else plan.mechanism
+    return try_out(study, dataset, folder=file.path(""), device=file.node.device, privacy=mechanism)
 
 
 if __name__ == "__main__":

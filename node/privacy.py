@@ -88,6 +88,7 @@ class SitePrivacy:
             "units": mechanism.units,
             "clip": mechanism.clip,
             "delta": plan.delta,
+            "promise": {"epsilon": plan.epsilon, "delta": plan.delta},
             "relation": RELATION,
             "events": [event.facts() for event in events],
             "order": None if limit is None else limit.order,

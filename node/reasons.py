@@ -7,6 +7,7 @@ wire, and the details stay in the site's log.
 from __future__ import annotations
 
 from secure_fl.errors import (
+    BudgetExceededError,
     LateMessageError,
     NotReadyError,
     ProtectionError,
@@ -15,9 +16,9 @@ from secure_fl.errors import (
     RestartedError,
 )
 
-# The site's policy, what was opened before, what the coordinator or a peer said, time, a restart: none of them depends
-# on a record. A subclass that is not here goes as the class that is.
-_SPOKEN = (RefusedError, ReleaseRefusedError, ProtectionError, LateMessageError, RestartedError)
+# A budget that is used up, the site's policy, what was opened before, what the coordinator or a peer said, time, a
+# restart: none of them depends on a record. A subclass that is not here goes as the class that is.
+_SPOKEN = (BudgetExceededError, RefusedError, ReleaseRefusedError, ProtectionError, LateMessageError, RestartedError)
 
 REASONS = frozenset({*(cls.code for cls in _SPOKEN), NotReadyError.code})
 

@@ -132,11 +132,20 @@ class Trainer:
         return self._loaded[key]
 
 
-def try_out(study: Study, dataset: DatasetSection, *, folder: Path, device: str, split_key: bytes = b"") -> str:
+def try_out(
+    study: Study,
+    dataset: DatasetSection,
+    *,
+    folder: Path,
+    device: str,
+    split_key: bytes = b"",
+    privacy: Mechanism | None = None,
+) -> str:
     """Rehearse a study without a node; returns what was found. Raises `DataError` where the task's own code fails."""
     try:
         loaded = _load(study, dataset, folder, split_key)
-        return rehearse(_site_without(loaded, seed=study.study.seed, device=device), privacy=study.privacy)
+        site = _site_without(loaded, seed=study.study.seed, device=device, privacy=privacy)
+        return rehearse(site, privacy=study.privacy)
     except SecureFLError:
         raise
     except Exception as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from secure_fl.errors import RefusedError
+from secure_fl.errors import BudgetExceededError, RefusedError
 from secure_fl.privacy.decisions import refusal
 from secure_fl.privacy.events import Event, NoisySteps, NonPrivate
 from secure_fl.privacy.ledger import APPROVED, CANCELLED, PLANNED, REFUSED, SENT, Entry, Ledger
@@ -93,10 +93,10 @@ class SiteAccountant:
         read = list(entries)
         self._approved = {_agreed(entry.facts) for entry in read if entry.kind == APPROVED}
         self._refused = [dict(entry.facts) for entry in read if entry.kind == REFUSED]
-        self._uses: dict[str, list[tuple[Event, ...]]] = {}
+        self._uses: dict[str, list[tuple[str, tuple[Event, ...]]]] = {}  # by data set: the study, and what it cost
         self._units: dict[str, str] = {}  # by data set: whom noise has protected so far
         for plan in plans(read):
-            self._use(plan.dataset, cost(plan))
+            self._use(plan.dataset, plan.study, cost(plan))
             if plan.privacy is not None:
                 self._units[plan.dataset] = str(plan.privacy["unit"])
 
@@ -124,13 +124,37 @@ class SiteAccountant:
         """Judge and note it in one step."""
         with self._lock:
             wanted = reservation.events
+            self._require_promise(reservation)
             if self._limit is not None:
                 self._require_unit(reservation)
                 self._limit.require(self._spent(reservation.dataset), wanted)
             self._ledger.append(PLANNED, reservation.facts())
-            self._use(reservation.dataset, wanted)
+            self._use(reservation.dataset, reservation.study_id, wanted)
             if reservation.privacy is not None:
                 self._units[reservation.dataset] = str(reservation.privacy["unit"])
+
+    def _require_promise(self, reservation: Reservation) -> None:
+        """A study costs a site no more than it promises, however many of its attempts have to be trained anew."""
+        promise = (reservation.privacy or {}).get("promise")
+        if promise is None or not reservation.events:
+            return
+        from secure_fl.privacy.filter import BudgetFilter
+
+        limit = BudgetFilter(epsilon=promise["epsilon"], delta=promise["delta"])
+        before = [
+            event
+            for study, events in self._uses.get(reservation.dataset, ())
+            for event in events
+            if study == reservation.study_id
+        ]
+        if not limit.allows(before, reservation.events):
+            raise BudgetExceededError(
+                f"this study promises epsilon {limit.epsilon:g}, which is used up here: more trainings were lost than "
+                "privacy.spare_attempts allows for",
+                requested=limit.cost(reservation.events),
+                allowed=limit.limit,
+                remaining=max(0.0, limit.limit - limit.cost(before)),
+            )
 
     def _require_unit(self, reservation: Reservation) -> None:
         """What protects records and what protects groups of them do not add up to one ε."""
@@ -154,7 +178,7 @@ class SiteAccountant:
         with self._lock:
             self._ledger.append(CANCELLED, {**reservation.facts(), "reason": reason})
             if reservation.events:
-                self._uses[reservation.dataset].remove(reservation.events)
+                self._uses[reservation.dataset].remove((reservation.study_id, reservation.events))
 
     def approved(self, study_id: str, facts: Mapping[str, Any]) -> None:
         """Once for each study and what was agreed to; a changed code is another thing to agree to."""
@@ -172,12 +196,12 @@ class SiteAccountant:
                 self._ledger.append(REFUSED, facts)
                 self._refused.append(facts)
 
-    def _use(self, dataset: str, events: tuple[Event, ...]) -> None:
+    def _use(self, dataset: str, study_id: str, events: tuple[Event, ...]) -> None:
         if events:
-            self._uses.setdefault(dataset, []).append(events)
+            self._uses.setdefault(dataset, []).append((study_id, events))
 
     def _spent(self, dataset: str) -> tuple[Event, ...]:
-        return total(event for events in self._uses.get(dataset, ()) for event in events)
+        return total(event for _, events in self._uses.get(dataset, ()) for event in events)
 
 
 def _agreed(facts: Mapping[str, Any]) -> tuple[str, str | None]:

@@ -125,7 +125,7 @@ class BudgetFilter:
             message = (
                 f"this training needs {_percent(needed)} of the data set's privacy budget ({policy}), and "
                 f"{_percent(max(0.0, 1 - used))} is left: everything together would come to "
-                f"epsilon {self.converted((*before, *asked)):.4g}"
+                f"epsilon {self.converted((*before, *asked)):.6g}"
             )
         limit = self.limit
         raise BudgetExceededError(

@@ -87,7 +87,7 @@ def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, 
     notes = strategy.private_notes
     if units is not None:
         plan = study.privacy_plan(units=units)
-        return (*notes, *(plan.explain() if plan is not None else ()))
+        return (*notes, *(plan.explain() if plan is not None else ()), *_not_covered(study))
     noise = "; ".join(_noise(study, count) for count in _EXAMPLES)
     return (
         f"Every site adds noise while it trains, so that its part in this study costs at most epsilon "
