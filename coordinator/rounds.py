@@ -153,7 +153,7 @@ class CirclesRound:
             done, pending = await asyncio.wait(pending, timeout=_LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # A disk that failed, or whatever else is not the circle's own trouble.
-            if not any(progress.opened for progress in self._circles):
+            if self._kind is RoundKind.TRAIN and not any(progress.opened for progress in self._circles):
                 self._services.gathering.require_budgets([progress.circle for progress in self._circles])
             some = sum(progress.opened for progress in self._circles) >= self._fewest
             if some and not any(self._worth_waiting(progress, started, deadline) for progress in self._circles):
@@ -180,7 +180,7 @@ class CirclesRound:
     def _worth_waiting(self, progress: _Progress, started: float, deadline: float) -> bool:
         """Whether a circle may still open in this round, as far as one can see."""
         now, gathering = asyncio.get_running_loop().time(), self._services.gathering
-        if progress.opened or now > deadline or gathering.exhausted.intersection(progress.circle):
+        if progress.opened or now > deadline or self._hopeless(progress):
             return False
         if progress.attempt is not None:
             if not progress.attempt.vanished:
@@ -192,6 +192,11 @@ class CirclesRound:
         if missing := gathering.missing(progress.circle):
             return now < started + self._limits.gather and not missing <= gathering.given_up
         return progress.tried < self._limits.attempts
+
+    def _hopeless(self, progress: _Progress) -> bool:
+        """Whether a member has no privacy budget left for training. A measurement costs none."""
+        exhausted = self._services.gathering.exhausted
+        return self._kind is RoundKind.TRAIN and bool(exhausted.intersection(progress.circle))
 
     async def _open(self, progress: _Progress) -> None:
         """Attempt one circle until it opens."""

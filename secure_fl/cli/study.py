@@ -17,7 +17,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError, StorageError
 from secure_fl.files import write_atomically
 from secure_fl.settings import require_known
-from secure_fl.study.settings import Study
+from secure_fl.study.settings import Study, simulated_names
 
 app = typer.Typer(
     name="study",
@@ -146,7 +146,7 @@ def check(
         write_atomically(write, tomli_w.dumps(study.to_table()).encode())
     taking_part = sites or study.simulation.nodes
     spare = study.spare(RequestKind.SUM, taking_part)
-    circles = [len(circle) for circle in study.circles(study.study.roster or [f"{n:04d}" for n in range(taking_part)])]
+    circles = [len(circle) for circle in study.circles(study.study.roster or simulated_names(taking_part))]
     facts: dict[str, Any] = {
         "study": study.study.name, "id": study.id, "sites": sites, "valid": True, "dropouts_tolerated": spare,
         "circles": circles,

@@ -24,7 +24,7 @@ from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
 from secure_fl.results.record import StudyRecord
 from secure_fl.simulation.units import declared_units
-from secure_fl.study.settings import Study
+from secure_fl.study.settings import Study, simulated_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +132,7 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspa
         return _resume(folder, kept, study, policy)
     if any(folder.iterdir()):
         raise SettingsError(f"{folder}: is not empty", advice="choose another --out, or remove the folder")
-    names = [f"site-{index + 1:02d}" for index in range(study.simulation.nodes)]
-    roster = _make_pki(folder, names)
+    roster = _make_pki(folder, simulated_names(study.simulation.nodes))
     study = study.model_copy(update={"study": study.study.model_copy(update={"roster": roster})})
     workspace = Workspace(folder=folder, study=study, resumed=False, policy=policy)
     settings = {

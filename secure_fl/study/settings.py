@@ -429,13 +429,18 @@ class Study(Settings):
     def _check_circles(self, kind: RequestKind, sites: int) -> None:
         settings = self.protection
         # Before a simulation's sites have names, only their number counts.
-        circles = self.circles(self.study.roster or [f"{index:04d}" for index in range(sites)])
+        circles = self.circles(self.study.roster or simulated_names(sites))
         if settings.robust != "none" and (kind is not RequestKind.SUM or len(circles) < 2 * settings.colluders + 1):
             raise SettingsError(
                 f"protection.robust needs sums in at least {2 * settings.colluders + 1} circles, and there are "
                 f"{len(circles) if kind is RequestKind.SUM else 0}",
                 advice='enrol more sites, or write robust = "none"',
             )
+
+
+def simulated_names(sites: int) -> list[str]:
+    """What `secure-fl run` calls its sites, so that a study can list circles of them."""
+    return [f"site-{index + 1:02d}" for index in range(sites)]
 
 
 def _written_out(settings: Settings) -> dict[str, Any]:
