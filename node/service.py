@@ -103,7 +103,7 @@ class Node:
             authority=file.ca_pem(),
             expected=took_part(self._store),
         )
-        accountant = SiteAccountant(ledger, own_entries(file, self._store), limit=limit_of(file))
+        self._accountant = accountant = SiteAccountant(ledger, own_entries(file, self._store), limit=limit_of(file))
         self._services = SiteServices(
             file=file,
             me=Member(
@@ -150,6 +150,13 @@ class Node:
     def connected(self) -> bool:
         """Whether there is a session with the coordinator now."""
         return self._session.connected
+
+    @property
+    def budgets(self) -> dict[str, Callable[[], float]]:
+        """By data set of the file, how much of its privacy budget is used; none where the site sets no limit."""
+        if self._accountant.limit is None:
+            return {}
+        return {name: partial(self._accountant.used, name) for name in self._file.datasets}
 
     def stop(self) -> None:
         """Leave cleanly and at once: state is on disk after every round, so nothing is lost."""

@@ -236,8 +236,8 @@ def _dataset(name: str, known: Sequence[Plan], accounting: Accounting) -> Datase
     policy = policies[-1] if policies else None
     # Without a limit of the site's own, the strictest δ that any study named.
     delta = policy.delta if policy else min((float(facts["delta"]) for facts in noisy), default=None)
-    uses = _uses(counted, delta, accounting)
-    unbounded = next((plan.unbounded for plan in counted if plan.unbounded), "")
+    first, unbounded = _first_unbounded(counted)
+    uses = _uses(counted, first, delta, accounting)
     if uses and uses[-1].epsilon is None and not unbounded:
         unbounded = "its cost is beyond what can be computed"
     return DatasetAudit(
@@ -267,14 +267,33 @@ def _sorted(steps: _Steps) -> tuple[NoisySteps, ...]:
     return tuple(NoisySteps(sampling=q, noise=sigma, steps=n) for (q, sigma), n in sorted(steps.items()) if n)
 
 
-def _uses(counted: Sequence[Plan], delta: float | None, accounting: Accounting) -> tuple[Use, ...]:
-    """Each with the ε of everything up to it. Only so many are computed: ε never falls, so the next one bounds it."""
+def _first_unbounded(counted: Sequence[Plan]) -> tuple[int, str]:
+    """The place from which on no ε bounds the total, and why; beyond the end where one does."""
+    units: set[str] = set()
+    for place, plan in enumerate(counted):
+        if plan.unbounded:
+            return place, plan.unbounded
+        if plan.privacy is not None:
+            units.add(str(plan.privacy.get("unit")))
+        # One record more in a group is another group: taking the old one out and putting the new one in costs more.
+        if len(units) > 1:
+            return (
+                place,
+                f"protected by {' in some studies and by '.join(sorted(units))} in others: no one ε adds them up",
+            )
+    return len(counted), ""
+
+
+def _uses(counted: Sequence[Plan], first: int, delta: float | None, accounting: Accounting) -> tuple[Use, ...]:
+    """Each with the ε of everything up to it, from `first` on without.
+
+    Only so many are computed: ε never falls, so the next one bounds it.
+    """
     totals: list[_Steps] = []
     steps = _Steps()
     for plan in counted:
         steps = steps + _count(plan.events)
         totals.append(steps)
-    first = next((place for place, plan in enumerate(counted) if plan.unbounded), len(counted))
     every = max(1, -(-first // _MOST_POINTS))
     uses: list[Use] = []
     epsilon: float | None = None
@@ -360,14 +379,15 @@ def _remarks(
     """What whoever reads the result should know, and what does not make it wrong."""
     still_open = sum(plan.state == "open" for plan in known)
     if still_open:
-        yield f"{still_open} planned rounds were never closed (the node stopped in between); they count as used"
+        rounds = "planned round was" if still_open == 1 else "planned rounds were"
+        yield f"{still_open} {rounds} never closed (the node stopped in between), and counts as used"
     late, places = 0, iter(certificates)
     current = certificates[0]
     for entry in entries:
         current = next(places) if _owned(entry) else current
         late += entry.moment > current.not_after
     if late:
-        yield f"{late} entries were written after the site's certificate of the time had expired"
+        yield f"written after the site's certificate of the time had expired: {late} of {len(entries)} entries"
     if any(later.moment < earlier.moment for earlier, later in pairwise(entries)):
         yield "the clock was set back while version 1 wrote; times before that are only roughly right"
     for dataset in _names(known):

@@ -99,6 +99,9 @@ class Ledger:
         self._lock = threading.Lock()
         self._whole = True  # false while something may stand at the end that nobody was told of
         owner = self._recover(authority, expected=expected) if expected or path.exists() else None
+        if owner != certificate:
+            # Whoever reads it asks whether the certificate was valid when it was entered.
+            TrustStore(authority).check(certificate, role="node", now=now())
         mine = {"name": certificate.name, "certificate": certificate.pem.decode()}
         if owner is None:
             self.append(OPENED, mine)
@@ -232,6 +235,8 @@ def _verified(path: Path, lines: Iterable[bytes]) -> Iterator[Entry]:
             verify(owner.signing_public, signature, _DOMAIN, _canonical(body))
             if body["version"] < version:
                 raise LedgerError("an older version after a newer one")
+            if not isinstance(body["facts"], dict):
+                raise LedgerError("no facts")
             version, kind = body["version"], body["kind"]
             if version == 1:
                 kind = _FIRST_WORDS.get(kind, kind)

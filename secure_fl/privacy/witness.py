@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +26,7 @@ from secure_fl.identity.ledger_head import LedgerHead, verify_head
 from secure_fl.privacy.ledger import Entry
 
 _VERSION = 1
-_MOST_OF_ONE_SITE = 1000  # about 1.3 kB each
+_MOST_OF_ONE_SITE = 250  # about 1.3 kB each; all of them are verified when a node starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class WitnessNote:
             round=int(facts["round"]),
             attempt=int(facts["attempt"]),
             time=datetime.fromisoformat(facts["time"]),
-            certificate=Certificate.from_der(base64.b64decode(facts["certificate"], validate=True)),
+            certificate=_certificate(base64.b64decode(facts["certificate"], validate=True)),
             signature=bytes.fromhex(facts["signature"]),
         )
 
@@ -94,7 +95,7 @@ class WitnessNote:
 class WitnessFile:
     """`witness.jsonl`: the heads that this node's peers showed it. Any thread may use it.
 
-    A head is noted once, however often it is shown. Of one site at most 1000 are kept: beyond that, every second of the
+    A head is noted once, however often it is shown. Of one site at most 250 are kept: beyond that, every second of the
     older half goes. A newer head fixes every line before it, so what is lost is how finely an old forgery can be dated.
     """
 
@@ -193,6 +194,12 @@ def two_stories(notes: Iterable[WitnessNote]) -> list[tuple[WitnessNote, Witness
         if before.head != note.head:
             pairs.setdefault(note.head, (before, note))
     return list(pairs.values())
+
+
+@lru_cache(maxsize=1024)
+def _certificate(der: bytes) -> Certificate:
+    """Parsed once: a site shows the same one for years."""
+    return Certificate.from_der(der)
 
 
 def _read(path: Path, *, drop_torn: bool = False) -> Iterator[WitnessNote]:

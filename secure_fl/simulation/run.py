@@ -42,7 +42,7 @@ def run(
         study.check(nodes=study.simulation.nodes)
         workspace = prepare(folder, study, policy=policy)
         if workspace.study.privacy.mode != "none":
-            listener(PrivacyPlanned(study_id=workspace.study.id, lines=plan_lines(workspace.study)))
+            listener(PrivacyPlanned(study_id=workspace.study.id, text="\n".join(plan_lines(workspace.study))))
         troubles = _Troubles(workspace, listener)
         asyncio.run(run_engine(workspace, troubles.listen))
     record = _load_record(workspace)

@@ -62,7 +62,7 @@ def test_an_open_plan_counts_and_is_said(story: Story) -> None:
     assert found.ok
     assert ward.epsilon == epsilon_pld(steps(36), delta=1e-5)
     assert (ward.sent, ward.bytes) == (0, 0)
-    assert found.notes == ("1 planned rounds were never closed (the node stopped in between); they count as used",)
+    assert found.notes == ("1 planned round was never closed (the node stopped in between), and counts as used",)
 
 
 def test_a_release_without_noise_makes_the_total_unbounded_and_never_zero(story: Story) -> None:
@@ -241,5 +241,19 @@ def test_a_renewed_certificate_is_listed_and_one_that_ran_out_remarked_upon(
         short.certificate.fingerprint,
         north.certificate.fingerprint,
     ]
-    assert found.notes == ("1 entries were written after the site's certificate of the time had expired",)
+    assert found.notes == ("written after the site's certificate of the time had expired: 1 of 3 entries",)
     assert (found.datasets, found.uses, found.ok) == ((), (), True)
+
+
+def test_records_and_groups_do_not_add_up_to_one_epsilon(story: Story) -> None:
+    story.rounds(HEART, (1,), privacy=noisy())
+    story.rounds(LUNG, (1, 2), privacy=noisy(unit="group", group_rows=4))
+    (ward,) = audit(story).datasets
+    assert [use.epsilon is None for use in ward.uses] == [False, True, True]
+    assert "by group in some studies and by record in others" in ward.sentence
+
+
+def test_a_group_is_named_where_all_releases_protect_groups(story: Story) -> None:
+    story.rounds(HEART, (1,), privacy=noisy(unit="group", group_rows=4))
+    (ward,) = audit(story).datasets
+    assert ward.sentence.endswith("for each group of records.")
