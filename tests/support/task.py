@@ -80,3 +80,17 @@ class _Weights(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x @ self.w)[:, None]
+
+
+class Standardised(Three):
+    """Scales by what it finds in the site's own rows."""
+
+    preprocessing = "data-dependent"
+
+
+class Normed(Three):
+    """Keeps statistics of the rows in buffers."""
+
+    def model(self) -> nn.Module:
+        """With a batch norm."""
+        return nn.Sequential(OrderedDict(features=nn.Linear(3, 4), norm=nn.BatchNorm1d(4), head=nn.Linear(4, 1)))
