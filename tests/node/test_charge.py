@@ -13,6 +13,7 @@ from node.privacy import SitePrivacy, plan_here
 from secure_fl.errors import BudgetExceededError, TrainingError
 from secure_fl.privacy.accountant import SiteAccountant
 from secure_fl.privacy.audit import examine
+from secure_fl.privacy.events import NoisySteps
 from secure_fl.privacy.filter import BudgetFilter
 from secure_fl.privacy.ledger import Entry, Ledger, read_site_ledger
 from secure_fl.privacy.spending import plans, spent
@@ -70,7 +71,7 @@ class Site:
         events = spent(self.entries, "digits")
         assert self.accountant.spent("digits") == events
         assert examine(self.entries).ok
-        return sum(event.steps for event in events) // self.each[0].steps  # type: ignore[union-attr]
+        return sum(event.steps for event in events if isinstance(event, NoisySteps)) // self.each[0].steps
 
 
 @pytest.fixture

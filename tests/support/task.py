@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from secure_fl.tasks.base import LocalData, Metrics, Source, Split, Task, TaskSettings
+from secure_fl.tasks.base import LocalData, Metrics, Preprocessing, Source, Split, Task, TaskSettings
 
 
 class LineSettings(TaskSettings):
@@ -60,7 +60,7 @@ class Three(Task):
     """Three weights in one block, and data that are there already: for models that a test writes by hand."""
 
     kind: ClassVar[Literal["classification", "regression"]] = "regression"
-    preprocessing = "none"
+    preprocessing: ClassVar[Preprocessing] = "none"
 
     def model(self) -> nn.Module:
         """One block, of zeros."""
@@ -85,7 +85,7 @@ class _Weights(nn.Module):
 class Standardised(Three):
     """Scales by what it finds in the site's own rows."""
 
-    preprocessing = "data-dependent"
+    preprocessing: ClassVar[Preprocessing] = "data-dependent"
 
 
 class Normed(Three):
