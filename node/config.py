@@ -98,6 +98,22 @@ class NodeFile(DialingFile):
             raise ValueError("[simulation] makes every secret predictable; it goes with a coordinator on this machine")
         return self
 
+    @model_validator(mode="after")
+    def _sound_budgets(self) -> Self:
+        """A limit that limits nothing is found before a study relies on it."""
+        if self.policy.delta is None:
+            return self
+        for name, dataset in self.datasets.items():
+            if dataset.units is not None and self.policy.delta * dataset.units >= 1:
+                raise ValueError(
+                    f"[policy] delta = {self.policy.delta:g} allows to publish one of the {dataset.units} units of "
+                    f"[datasets.{name}] as it is; write far less than 1 / {dataset.units}"
+                )
+        paths = [dataset.path for dataset in self.datasets.values() if dataset.path and dataset.share is None]
+        if twice := sorted({path for path in paths if paths.count(path) > 1}):
+            raise ValueError(f"{twice[0]} stands under two ids of [datasets], and each would have a budget of its own")
+        return self
+
     @property
     def dialing(self) -> DialingSection:
         """The section that names the coordinator."""

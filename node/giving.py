@@ -52,6 +52,7 @@ class Giving:
             history=memory,
             past=self.services.past,
             exceptions=frozenset(self.services.file.policy.exceptions),
+            witness=self.services.witness,
             comparisons=self._comparisons(size),
         )
         contribution = self._contribution(blocks, weight, sketched)

@@ -66,7 +66,7 @@ async def _serve_alone(file: NodeFile, *, until_done: bool, forks: Forks | None)
     training = WorkerProcess() if forks is None else WorkerProcess(forks=forks)
     node = Node(file, GrpcConnector(file), training, until_done=until_done, listener=metrics)
     lag = LoopLag()
-    metrics.watch(lambda: node.connected, lag)
+    metrics.watch(lambda: node.connected, lag, node.budgets)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, node.stop)

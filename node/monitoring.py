@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -23,9 +23,16 @@ class Metrics:
         self._bytes = make.counter("bytes_total", "bulk that went through the link", "study", "direction")
         self._training = make.duration("training_seconds", "local training", "study")
 
-    def watch(self, connected: Callable[[], bool], lag: LoopLag) -> None:
-        """What is a state and not an event is asked for at every scrape."""
+    def watch(
+        self, connected: Callable[[], bool], lag: LoopLag, budgets: Mapping[str, Callable[[], float]] | None = None
+    ) -> None:
+        """What is a state and not an event is asked for at every scrape; `budgets` by data set, where there are any."""
         self._make.loop_lag(lag)
+        if budgets:
+            text = "how much of a data set's privacy budget is spent or set aside: 1 is all of it"
+            used = self._make.gauge("privacy_budget_used", text, "dataset")
+            for dataset, fraction in budgets.items():
+                used.labels(dataset).set_function(fraction)
         gauge = self._make.gauge("connected", "whether the coordinator is connected")
         gauge.set_function(lambda: float(connected()))
 

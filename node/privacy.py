@@ -11,7 +11,6 @@ from node.config import NodeFile
 from secure_fl.errors import RefusedError
 from secure_fl.privacy.mechanism import Mechanism
 from secure_fl.privacy.spending import RELATION
-from secure_fl.study.private import plan_at
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.settings import Study
 
@@ -51,7 +50,7 @@ def plan_here(file: NodeFile, study: Study) -> PrivacyPlan | None:
             advice=f"write units = N under [datasets.{name}]: about as many as there are to train on, rounded, since "
             "the number itself is private and this one is not",
         )
-    return plan_at(study, study.make_strategy(), units=units)
+    return study.privacy_plan(units=units)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from node.store import NodeStore, StudyStore
 from node.training.executor import Executor
 from node.training.jobs import Job
 from node.training.seeds import DataSecrets, data_secrets, secret_seed, simulated_secrets, simulated_seed
+from node.witnessing import Witnessing
 from secure_fl.errors import CertificateError, NotReadyError, SecureFLError, StorageError
 from secure_fl.files import write_atomically
 from secure_fl.identity.certificates import utc_now
@@ -33,6 +34,7 @@ from secure_fl.identity.member import Member
 from secure_fl.limits import SESSION_QUEUE
 from secure_fl.privacy.accountant import SiteAccountant
 from secure_fl.privacy.ledger import Ledger
+from secure_fl.privacy.witness import WitnessFile
 from secure_fl.randomness import Randomness, SystemRandomness, UnsafeSeededRandomness
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
@@ -101,7 +103,7 @@ class Node:
             authority=file.ca_pem(),
             expected=took_part(self._store),
         )
-        accountant = SiteAccountant(ledger, own_entries(file, self._store), limit=limit_of(file))
+        self._accountant = accountant = SiteAccountant(ledger, own_entries(file, self._store), limit=limit_of(file))
         self._services = SiteServices(
             file=file,
             me=Member(
@@ -115,6 +117,7 @@ class Node:
             comparisons=ComparisonBook(self._store.comparisons),
             session=self._session,
             past=PastSums(self._store.folder / "openings.json"),
+            witness=Witnessing(ledger, WitnessFile(self._store.folder / "witness.jsonl")),
             randomness=self._randomness,
             training_seed=self._training_seed,
             data_secrets=self._data_secrets,
@@ -147,6 +150,13 @@ class Node:
     def connected(self) -> bool:
         """Whether there is a session with the coordinator now."""
         return self._session.connected
+
+    @property
+    def budgets(self) -> dict[str, Callable[[], float]]:
+        """By data set of the file, how much of its privacy budget is used; none where the site sets no limit."""
+        if self._accountant.limit is None:
+            return {}
+        return {name: partial(self._accountant.used, name) for name in self._file.datasets}
 
     def stop(self) -> None:
         """Leave cleanly and at once: state is on disk after every round, so nothing is lost."""

@@ -17,6 +17,7 @@ from node.training.seeds import DataSecrets
 from secure_fl.identity.member import Member
 from secure_fl.privacy.accountant import Accountant
 from secure_fl.protect.past import Past
+from secure_fl.protect.witness import Witness
 from secure_fl.randomness import Randomness
 from secure_fl.study.resolved import ResolvedStudy
 
@@ -33,6 +34,7 @@ class SiteServices:
     comparisons: ComparisonBook
     session: Session
     past: Past  # the sums that the site was part of, over all studies
+    witness: Witness  # its ledger, and its notes of others'
     randomness: Callable[..., Randomness]  # a fresh source for one attempt
     training_seed: Callable[[ResolvedStudy, int], int]  # of a round
     data_secrets: Callable[[ResolvedStudy, int, int], DataSecrets]  # of a round and attempt

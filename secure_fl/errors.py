@@ -94,13 +94,6 @@ class ModelTooLargeError(SettingsError):
     status = "FAILED_PRECONDITION"
 
 
-class ModelNotPrivateError(SettingsError):
-    """A model whose rows influence each other's gradients, or one for which no gradient per row can be computed."""
-
-    code = "ModelNotPrivate"
-    advice = "replace batch normalisation by GroupNorm or LayerNorm, and give every layer one row of input per row"
-
-
 class InitialModelError(SettingsError):
     """A study names another initial model than the one its seed makes here."""
 
@@ -124,6 +117,7 @@ class NotPrivateError(SettingsError):
 
     code = "NotPrivate"
     status = "FAILED_PRECONDITION"
+    advice = "replace batch normalisation by GroupNorm or LayerNorm, and give every layer one row of input per row"
 
 
 # --- network ----------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class PrivacyPlanned:
 
     name: ClassVar[str] = "privacy-planned"
     study_id: str
-    lines: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

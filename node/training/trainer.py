@@ -92,6 +92,8 @@ class Trainer:
         if job.kind is RoundKind.TRAIN:
             # 6. Train, and select the blocks that may leave.
             update = settled_fit(strategy, site)
+            if site.left_out:
+                log.warning("%d times a unit had no finite gradient and counted as zero", site.left_out)
             save_arrays(Path(job.update_to), update)
             if strategy.attention and strategy.compares(job.round):
                 save_arrays(Path(job.features_to), {FEATURES: settled(strategy.features(site))})
@@ -110,7 +112,8 @@ class Trainer:
         loaded, key = self._load(job), _key(job)
         _require_layout(loaded, layout_from_json(job.layout))
         if key not in self._rehearsed:
-            site = _site_without(loaded, seed=job.seed, device=job.device)
+            privacy = None if job.privacy is None else Mechanism(**job.privacy)
+            site = _site_without(loaded, seed=job.seed, device=job.device, privacy=privacy)
             try:
                 log.info("%s", rehearse(site, privacy=loaded.study.privacy))
                 found = _found(loaded, salt=bytes.fromhex(job.salt))
@@ -179,7 +182,7 @@ def _require_layout(loaded: _Loaded, layout: Layout) -> None:
         raise LayoutMismatchError("the coordinator's model has other reserved blocks than the strategy's")
 
 
-def _site_without(loaded: _Loaded, *, seed: int, device: str) -> Site:
+def _site_without(loaded: _Loaded, *, seed: int, device: str, privacy: Mechanism | None = None) -> Site:
     """The site before it has received anything."""
     return Site(
         task=loaded.task,
@@ -191,6 +194,7 @@ def _site_without(loaded: _Loaded, *, seed: int, device: str) -> Site:
         combination={},
         seed=seed,
         device=device,
+        privacy=privacy,
     )
 
 

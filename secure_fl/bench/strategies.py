@@ -142,7 +142,7 @@ def run(
         runs: list[Run] = []
         for seed in seeds:
             started(f"{strategy}, {protection}, seed {seed}")
-            runs.append(_one(studies[strategy, protection, seed], seed, folder / f"{strategy}-{protection}-{seed}"))
+            runs.append(run_once(studies[strategy, protection, seed], seed, folder / f"{strategy}-{protection}-{seed}"))
             finished()
         comparisons.append(asdict(_compare(strategy, protection, runs, target)))
         features.append(shared_features(runs[0].folder))
@@ -176,7 +176,8 @@ def _study(table: Mapping[str, Any], common: Mapping[str, Any], strategy: str, p
     return study
 
 
-def _one(study: Study, seed: int, folder: Path) -> Run:
+def run_once(study: Study, seed: int, folder: Path) -> Run:
+    """One run, or what it left if it is finished. Raises `SettingsError` where `folder` has another one."""
     from secure_fl.simulation.run import run as run_study  # needs torch, which `--help` should not wait for
 
     done = folder / "summary.json"

@@ -48,6 +48,7 @@ class Synthetic(Task):
     """Exactly as many parameters as the settings say. The gradient of each is one over their number, times the row."""
 
     kind = "regression"
+    preprocessing = "none"
     Settings = SyntheticSettings
     settings: SyntheticSettings
 

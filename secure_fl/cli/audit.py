@@ -204,6 +204,7 @@ def _plain(found: Audit) -> dict[str, Any]:
                 "epsilon": dataset.epsilon,
                 "delta": dataset.delta,
                 "unbounded": dataset.unbounded or None,
+                "planning": dataset.planning,
                 "policy": asdict(dataset.policy) if dataset.policy else None,
                 "exceeded_at": dataset.exceeded,
                 "sentence": dataset.sentence,

@@ -14,12 +14,13 @@ from rich.table import Column, Table
 
 from secure_fl import protect
 from secure_fl.aggregation import RequestKind
-from secure_fl.cli import bench_round
+from secure_fl.cli import bench_privacy, bench_round
 from secure_fl.errors import UsageError
 from secure_fl.settings import require_known, set_dotted
 
 app = typer.Typer(name="bench", help="Measure, so that numbers can be compared.", no_args_is_help=True)
 app.command("round")(bench_round.bench_round)
+app.command("privacy")(bench_privacy.bench_privacy)
 
 
 @app.callback()

@@ -21,7 +21,7 @@ from secure_fl.files import write_atomically
 from secure_fl.operations.operator import Operator, OperatorFile, connect
 from secure_fl.report import Step, render
 from secure_fl.results.record import StudyRecord
-from secure_fl.results.summary import summarise
+from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.study.settings import Study
 
@@ -142,7 +142,7 @@ def report(
     if record.study_id != wanted or (study and study.id != wanted):
         raise MalformedMessageError("the coordinator sent another study's record")
     seconds = sum(entry.seconds for entry in record.rounds)
-    summary = summarise(record, engine="separate machines", seconds=seconds, report=str(out))
+    summary = summarise(record, engine=DEPLOYED, seconds=seconds, report=str(out))
     page = render(record, summary, study, steps=_steps(record), written=datetime.now(UTC))
     write_atomically(out, page.encode())
     typer.echo(f"{out}: {found.rounds_done} of {found.rounds_planned} rounds, {found.state}")

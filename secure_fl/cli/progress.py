@@ -88,8 +88,8 @@ class RunProgress:
     def _news(self, event: Event) -> None:
         """What a person wants to read, line by line."""
         match event:
-            case PrivacyPlanned(lines=lines):
-                self._say("\n".join(lines))
+            case PrivacyPlanned(text=text):
+                self._say(text)
             case Refused(node=node, reason=reason):
                 self._say(f"[red]{node} refuses the study: {reason}[/]")
             case NodeDied(node=node, exit_code=code):

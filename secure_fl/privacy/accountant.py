@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from secure_fl.errors import RefusedError
 from secure_fl.privacy.decisions import refusal
 from secure_fl.privacy.events import Event, NoisySteps, NonPrivate
 from secure_fl.privacy.ledger import APPROVED, CANCELLED, PLANNED, REFUSED, SENT, Entry, Ledger
@@ -93,8 +94,11 @@ class SiteAccountant:
         self._approved = {_agreed(entry.facts) for entry in read if entry.kind == APPROVED}
         self._refused = [dict(entry.facts) for entry in read if entry.kind == REFUSED]
         self._uses: dict[str, list[tuple[Event, ...]]] = {}
+        self._units: dict[str, str] = {}  # by data set: whom noise has protected so far
         for plan in plans(read):
             self._use(plan.dataset, cost(plan))
+            if plan.privacy is not None:
+                self._units[plan.dataset] = str(plan.privacy["unit"])
 
     @property
     def limit(self) -> BudgetFilter | None:
@@ -105,6 +109,10 @@ class SiteAccountant:
         """What is spent of a data set, or set aside, over all studies."""
         with self._lock:
             return self._spent(dataset)
+
+    def used(self, dataset: str) -> float:
+        """How much of a data set's limit is spent or set aside: 1 is all of it; 0 where there is no limit."""
+        return 0.0 if self._limit is None else self._limit.spent_fraction(self.spent(dataset))
 
     @property
     def datasets(self) -> tuple[str, ...]:
@@ -117,9 +125,25 @@ class SiteAccountant:
         with self._lock:
             wanted = reservation.events
             if self._limit is not None:
+                self._require_unit(reservation)
                 self._limit.require(self._spent(reservation.dataset), wanted)
             self._ledger.append(PLANNED, reservation.facts())
             self._use(reservation.dataset, wanted)
+            if reservation.privacy is not None:
+                self._units[reservation.dataset] = str(reservation.privacy["unit"])
+
+    def _require_unit(self, reservation: Reservation) -> None:
+        """What protects records and what protects groups of them do not add up to one ε."""
+        if reservation.privacy is None:
+            return
+        unit = str(reservation.privacy["unit"])
+        before = self._units.get(reservation.dataset, unit)
+        if before != unit:
+            raise RefusedError(
+                f"noise has protected each {before} of data set {reservation.dataset!r} so far, this study protects "
+                f"each {unit}: the two do not add up to one budget",
+                advice=f'agree on privacy.unit = "{before}", or give the data another id and a budget of their own',
+            )
 
     def commit(self, reservation: Reservation, *, release: Mapping[str, Any]) -> None:
         """What was reserved has been counted already."""

@@ -17,8 +17,9 @@ from typing import Any, Literal, Protocol
 
 from secure_fl.errors import SettingsError
 from secure_fl.identity.certificates import Certificate
+from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy.events import NoisySteps
-from secure_fl.privacy.ledger import APPROVED, OPENED, REFUSED, RENEWED, Entry, LedgerHead
+from secure_fl.privacy.ledger import APPROVED, OPENED, REFUSED, RENEWED, Entry
 from secure_fl.privacy.spending import Plan, follow
 from secure_fl.privacy.witness import WitnessNote, missing_from, two_stories
 
@@ -106,6 +107,7 @@ class DatasetAudit:
     exceeded: int | None  # the first entry that went further than the policy of its time
     events: tuple[NoisySteps, ...]
     privacy: Mapping[str, Any]  # the facts of the last use under noise; empty without any
+    planning: float | None = None  # in a simulation: the ε that secret noise of this size would have cost
 
     @property
     def bytes(self) -> int:
@@ -121,7 +123,10 @@ class DatasetAudit:
     def sentence(self) -> str:
         """What the ledger proves about it."""
         if self.epsilon is None:
-            return f"Nothing limits how much the results can reveal about single records ({self.unbounded})."
+            said = f"Nothing limits how much the results can reveal about single records ({self.unbounded})."
+            if self.planning is not None:
+                said += f" With secret noise, the same would cost ε ≤ {self.planning:.4g}: for planning only."
+            return said
         if not self.events:
             return "Nothing that was computed from it left the site."
         unit = "group of records" if self.privacy.get("unit") == "group" else "record"
@@ -235,10 +240,12 @@ def _dataset(name: str, known: Sequence[Plan], accounting: Accounting) -> Datase
     policy = policies[-1] if policies else None
     # Without a limit of the site's own, the strictest δ that any study named.
     delta = policy.delta if policy else min((float(facts["delta"]) for facts in noisy), default=None)
-    uses = _uses(counted, delta, accounting)
-    unbounded = next((plan.unbounded for plan in counted if plan.unbounded), "")
+    first, unbounded = _first_unbounded(counted)
+    uses = _uses(counted, first, delta, accounting)
     if uses and uses[-1].epsilon is None and not unbounded:
         unbounded = "its cost is beyond what can be computed"
+    events = _sorted(sum((_count(plan.events) for plan in counted), _Steps()))
+    simulated = bool(noisy) and all(plan.privacy is not None and plan.seeded for plan in counted)
     return DatasetAudit(
         name=name,
         uses=uses,
@@ -247,8 +254,9 @@ def _dataset(name: str, known: Sequence[Plan], accounting: Accounting) -> Datase
         delta=delta,
         policy=policy,
         exceeded=_exceeded(mine, accounting),
-        events=_sorted(sum((_count(plan.events) for plan in counted), _Steps())),
+        events=events,
         privacy=noisy[-1] if noisy else {},
+        planning=accounting.epsilon(events, delta=delta) if simulated and events and delta is not None else None,
     )
 
 
@@ -266,14 +274,33 @@ def _sorted(steps: _Steps) -> tuple[NoisySteps, ...]:
     return tuple(NoisySteps(sampling=q, noise=sigma, steps=n) for (q, sigma), n in sorted(steps.items()) if n)
 
 
-def _uses(counted: Sequence[Plan], delta: float | None, accounting: Accounting) -> tuple[Use, ...]:
-    """Each with the ε of everything up to it. Only so many are computed: ε never falls, so the next one bounds it."""
+def _first_unbounded(counted: Sequence[Plan]) -> tuple[int, str]:
+    """The place from which on no ε bounds the total, and why; beyond the end where one does."""
+    units: set[str] = set()
+    for place, plan in enumerate(counted):
+        if plan.unbounded:
+            return place, plan.unbounded
+        if plan.privacy is not None:
+            units.add(str(plan.privacy.get("unit")))
+        # One record more in a group is another group: taking the old one out and putting the new one in costs more.
+        if len(units) > 1:
+            return (
+                place,
+                f"protected by {' in some studies and by '.join(sorted(units))} in others: no one ε adds them up",
+            )
+    return len(counted), ""
+
+
+def _uses(counted: Sequence[Plan], first: int, delta: float | None, accounting: Accounting) -> tuple[Use, ...]:
+    """Each with the ε of everything up to it, from `first` on without.
+
+    Only so many are computed: ε never falls, so the next one bounds it.
+    """
     totals: list[_Steps] = []
     steps = _Steps()
     for plan in counted:
         steps = steps + _count(plan.events)
         totals.append(steps)
-    first = next((place for place, plan in enumerate(counted) if plan.unbounded), len(counted))
     every = max(1, -(-first // _MOST_POINTS))
     uses: list[Use] = []
     epsilon: float | None = None
@@ -331,7 +358,8 @@ def _witnessed_faults(entries: Sequence[Entry], site: str, notes: Sequence[Witne
     return faults
 
 
-_TERMS = ("unit", "group_rows", "clip", "delta")
+_TERMS_OF_RECORDS = ("unit", "clip", "delta")  # A study's group_rows says nothing about records.
+_TERMS = (*_TERMS_OF_RECORDS, "group_rows")
 
 
 def _other_terms(known: Sequence[Plan], studies: Sequence[StudyTerms]) -> list[Fault]:
@@ -346,7 +374,8 @@ def _other_terms(known: Sequence[Plan], studies: Sequence[StudyTerms]) -> list[F
         if noisy and plan.privacy is None and plan.state == "sent":
             faults.append(Fault(entry=plan.entry.sequence, what="leaves without the noise that its study asks for"))
         elif plan.privacy is not None:
-            other = [term for term in _TERMS if terms.get(term, plan.privacy.get(term)) != plan.privacy.get(term)]
+            counted = _TERMS if terms.get("unit") == "group" else _TERMS_OF_RECORDS
+            other = [term for term in counted if terms.get(term, plan.privacy.get(term)) != plan.privacy.get(term)]
             if other:
                 what = f"is under another {', '.join(other)} than its study says"
                 faults.append(Fault(entry=plan.entry.sequence, what=what))
@@ -359,14 +388,15 @@ def _remarks(
     """What whoever reads the result should know, and what does not make it wrong."""
     still_open = sum(plan.state == "open" for plan in known)
     if still_open:
-        yield f"{still_open} planned rounds were never closed (the node stopped in between); they count as used"
+        rounds = "planned round was" if still_open == 1 else "planned rounds were"
+        yield f"{still_open} {rounds} never closed (the node stopped in between), and counts as used"
     late, places = 0, iter(certificates)
     current = certificates[0]
     for entry in entries:
         current = next(places) if _owned(entry) else current
         late += entry.moment > current.not_after
     if late:
-        yield f"{late} entries were written after the site's certificate of the time had expired"
+        yield f"written after the site's certificate of the time had expired: {late} of {len(entries)} entries"
     if any(later.moment < earlier.moment for earlier, later in pairwise(entries)):
         yield "the clock was set back while version 1 wrote; times before that are only roughly right"
     for dataset in _names(known):

@@ -19,7 +19,8 @@ import torch
 
 from secure_fl.errors import DataError, UnaccountedTrainingError
 from secure_fl.privacy.noise import PrivateRandomness, StepRandomness
-from secure_fl.privacy.per_unit import PerUnitGradients, RowLosses, Rows
+from secure_fl.privacy.per_unit import PerUnitGradients
+from secure_fl.privacy.rows import RowLosses, Rows
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,7 +89,8 @@ class NoisyTraining:
         sample.used = True
         self.steps += 1
         mechanism = self.mechanism
-        sums = self._gradients.clipped_sum(self._rows(sample), losses, mechanism.clip)
+        rows = self._gather(sample.rows, sample.unit, sample.units)
+        sums = self._gradients.clipped_sum(rows, losses, mechanism.clip)
         flat = torch.cat([total.flatten() for _, total in sums])
         noised = sample.randomness.noised(flat, mechanism.noise * mechanism.clip)
         # By a constant: the true size of the sample is private.
@@ -96,6 +98,17 @@ class NoisyTraining:
         parts = torch.split(noised, [total.numel() for _, total in sums])
         for (parameter, total), part in zip(sums, parts, strict=True):
             parameter.grad = part.view(total.shape).to(parameter)
+
+    def try_out(self, losses: RowLosses, units: int = 4) -> None:
+        """Before a study: raise `NotPrivateError`, or what the model raises, if it cannot be trained like this.
+
+        A few units are looked at, alone and together. No noise is drawn, and nothing is changed or kept.
+        """
+        rows, unit = self._members.rows(np.arange(min(units, self._members.count)))
+        if self.mechanism.unit == "group":
+            kept = np.arange(len(unit)) - np.searchsorted(unit, unit) < self.mechanism.group_rows
+            rows, unit = rows[kept], unit[kept]
+        self._gradients.try_out(self._gather(rows, unit, min(units, self._members.count)), losses)
 
     def _draw(self, randomness: StepRandomness) -> Sample:
         chosen = randomness.sample(self._members.count, self.mechanism.sampling)
@@ -105,14 +118,14 @@ class NoisyTraining:
             rows, unit = rows[kept], unit[kept]
         return Sample(rows=rows, unit=unit, units=len(chosen), randomness=randomness)
 
-    def _rows(self, sample: Sample) -> Rows:
+    def _gather(self, rows: _Indices, unit: _Indices, units: int) -> Rows:
         device = next(self._model.parameters()).device
-        index = torch.from_numpy(sample.rows)
+        index = torch.from_numpy(rows)
         return Rows(
             inputs=self._split.inputs[index].to(device),
             targets=self._split.targets[index].to(device),
-            unit=torch.from_numpy(sample.unit).to(device),
-            units=sample.units,
+            unit=torch.from_numpy(unit).to(device),
+            units=units,
             single=self.mechanism.unit == "record",
         )
 

@@ -4,7 +4,7 @@
 before. A study goes on, or is planned, because an earlier one looked promising; an attempt is repeated; the next
 study takes another batch size. The usual theorems, also those behind tight accountants (privacy loss distributions,
 f-DP), add up a list of mechanisms that was fixed before the first one ran. "Compose what was run so far, and stop
-when ε is reached" sounds the same and is not: with lists chosen on the way, that rule has counterexamples (arXiv
+when ε is reached" sounds the same and is not: for lists chosen on the way, that rule was shown to be invalid (arXiv
 2602.06756).
 
 **What is true** is a theorem about Rényi divergence at one order α. Let every training, given all that came out
@@ -28,11 +28,12 @@ Proposition 12; dp-accounting's and Opacus' conversion). It is about any two dis
 the filter let through. `limit` is this equation solved for B.
 
 **Which order.** A training with Gaussian noise and without sampling costs exactly ρ·α, so that limit(α)/α says how
-much fits: `order_for` takes the whole number where that is largest. With sampling the cost grows faster than α, which
-leads to a law that people expect of policies: whoever allows more (no less of ε and of δ) admits all that somebody
-with less admits. It would be lost with an order that suits one kind of training better. Whole orders have a closed
-form that cannot fail to converge. (The rule of thumb 1 + 2·ln(1/δ)/ε comes from an older conversion: for ε = 1, δ =
-1e-5 it says 24, where 18 needs 4 % less noise.)
+much fits: `order_for` takes the whole number where that is largest. With sampling the cost grows faster than α (so it
+was found wherever it was computed; convenience rests on it, no guarantee), which leads to a law that people expect of
+policies: whoever allows more (no less of ε and of δ) admits all that somebody with less admits. It would be lost with
+an order that suits one kind of training better. Whole orders have a closed form that cannot fail to converge. (The
+rule of thumb 1 + 2·ln(1/δ)/ε comes from an older conversion: for ε = 1, δ = 1e-5 it says 24, where 18 needs 4 % less
+noise.)
 
 **What the theorem does not cover.** That the declared costs are true (noise, sampling and clipping are as `Mechanism`
 says), and a policy that is changed because of what came out: a raised ε is a new promise, not this one. Refusals

@@ -29,6 +29,7 @@ from secure_fl.errors import (
     StorageError,
 )
 from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
+from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.identity.signing import SigningKey, verify
 
 LEDGER_VERSION = 2
@@ -70,19 +71,6 @@ class Entry:
         return moment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerHead:
-    """How far a site's ledger goes: so many lines, the last of which has this SHA-256. It fixes all before it."""
-
-    site: str
-    length: int
-    head: str
-
-    def __post_init__(self) -> None:
-        if self.length < 1 or len(self.head) != 64 or not set(self.head) <= set("0123456789abcdef"):
-            raise ValueError("a ledger's head is a length from 1 on and a SHA-256")
-
-
 class Ledger:
     """The node's own ledger, open for appending.
 
@@ -111,6 +99,11 @@ class Ledger:
         self._lock = threading.Lock()
         self._whole = True  # false while something may stand at the end that nobody was told of
         owner = self._recover(authority, expected=expected) if expected or path.exists() else None
+        if owner != certificate:
+            # Whoever reads it asks whether the certificate was valid when it was entered.
+            moment = now()
+            TrustStore(authority).check(certificate, role="node", now=moment)
+            self._last = moment if self._last is None else max(self._last, moment)
         mine = {"name": certificate.name, "certificate": certificate.pem.decode()}
         if owner is None:
             self.append(OPENED, mine)
@@ -244,6 +237,8 @@ def _verified(path: Path, lines: Iterable[bytes]) -> Iterator[Entry]:
             verify(owner.signing_public, signature, _DOMAIN, _canonical(body))
             if body["version"] < version:
                 raise LedgerError("an older version after a newer one")
+            if not isinstance(body["facts"], dict):
+                raise LedgerError("no facts")
             version, kind = body["version"], body["kind"]
             if version == 1:
                 kind = _FIRST_WORDS.get(kind, kind)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -43,11 +44,7 @@ class PrivateRandomness:
 
     def step(self, number: int) -> StepRandomness:
         """The randomness of one step. Each number is to be used once."""
-        return StepRandomness(
-            sampling=self._stream("sampling", number),
-            choice=self._stream("choice of rows", number),
-            noise=self._stream("noise", number),
-        )
+        return StepRandomness(lambda purpose: self._stream(purpose, number))
 
     def torch_seed(self) -> int:
         """A seed for torch's generator, from which dropout draws.
@@ -64,19 +61,19 @@ class PrivateRandomness:
 class StepRandomness:
     """Who is in one step's sample, which of their rows count, and the noise that is added."""
 
-    def __init__(self, *, sampling: KeyStream, choice: KeyStream, noise: KeyStream) -> None:
-        self._sampling, self._choice, self._noise = sampling, choice, noise
+    def __init__(self, stream: Callable[[str], KeyStream]) -> None:
+        self._stream = stream  # by purpose
 
     def sample(self, units: int, rate: float) -> npt.NDArray[np.int64]:
         """A Poisson sample: each of `units` is in it with probability `rate`, whoever else is. It may be empty."""
         if rate >= 1:
             return np.arange(units)
         # An integer below ⌊rate·2^64⌋ has at most that probability: rounding never samples more often than was charged.
-        return np.flatnonzero(_words(self._sampling, units) < np.uint64(math.floor(rate * 2**64)))
+        return np.flatnonzero(_words(self._stream("sampling"), units) < np.uint64(math.floor(rate * 2**64)))
 
     def order(self, count: int) -> npt.NDArray[np.uint64]:
         """A random number for each of `count` rows, to choose among them by."""
-        return _words(self._choice, count)
+        return _words(self._stream("choice of rows"), count)
 
     def noised(self, total: Tensor, deviation: float) -> Tensor:
         """`total` plus Gaussian noise, in float64 and on the grid that the module's text speaks of."""
@@ -84,8 +81,9 @@ class StepRandomness:
 
         flat = total.detach().to(device="cpu", dtype=torch.float64).flatten().clone()
         grid = 2.0 ** math.floor(math.log2(deviation) - _GRID_BITS)
+        stream = self._stream("noise")
         for part in torch.split(flat, _CHUNK):  # views: what is added to them is added to `flat`
-            part.add_(gaussians(self._noise, len(part)), alpha=deviation)
+            part.add_(gaussians(stream, len(part)), alpha=deviation)
         return flat.div_(grid).round_().mul_(grid).view(total.shape)
 
 
@@ -98,7 +96,9 @@ def gaussians(stream: KeyStream, count: int) -> Tensor:
     # (k + ½)·2^−64 is never 0, and small enough for a tail up to 9.5 standard deviations.
     uniform = torch.from_numpy(radii.astype(np.float64)).add_(0.5).mul_(2.0**-64)
     radius = uniform.log_().mul_(-2).sqrt_()
-    angle = torch.from_numpy(angles.astype(np.float64)).mul_(2 * math.pi * 2.0**-64)
+    # 52 random bits behind the exponent of 1 make a number in [1, 2): faster than a conversion.
+    turns = ((angles >> np.uint64(12)) | np.uint64(0x3FF << 52)).view(np.float64)
+    angle = torch.from_numpy(turns).sub_(1).mul_(2 * math.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
 
 

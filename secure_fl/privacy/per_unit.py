@@ -10,84 +10,25 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secure_fl.errors import DataError, ModelNotPrivateError, SecureFLError
+from secure_fl.errors import DataError, NotPrivateError, SecureFLError
+from secure_fl.privacy.rows import RowLosses, Rows, UnitGradients, by_unit, total_of, trainable
 
 if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
 
-# Norms are rounded too: this much below the clip, float32 cannot carry a unit above it.
-_BELOW = 1 - 2.0**-16
+# Norms, products and sums are rounded, and a unit more rounds the sum of all others anew. This much below the clip,
+# float32 cannot carry one unit's influence above it, in samples of up to some thousand units.
+_BELOW = 1 - 2.0**-12
+_AT_ONCE = 1 << 26  # numbers: gradients per unit take as much as so many models
 log = logging.getLogger(__name__)
-
-RowLosses = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets: one number per row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
-    """The rows of the units of one step. Unit u has some of them, each with the same share; together they make 1."""
-
-    inputs: Tensor
-    targets: Tensor
-    unit: Tensor  # of each row: 0, 1, …, units − 1
-    units: int
-    single: bool = True  # row u is all that unit u has
-
-    def of(self, unit: int) -> Rows:
-        """One unit's rows alone."""
-        mine = self.unit == unit
-        owner = torch.zeros_like(self.unit[mine])
-        return Rows(inputs=self.inputs[mine], targets=self.targets[mine], unit=owner, units=1, single=len(owner) == 1)
-
-    def share(self) -> Tensor:
-        """Of each row, in its unit's mean."""
-        return 1 / torch.bincount(self.unit, minlength=self.units)[self.unit]
-
-
-class UnitGradients(Protocol):
-    """The gradients of one parameter, one for each unit."""
-
-    def squared_norms(self, units: int) -> Tensor:
-        """In float64, so that no square overflows."""
-        ...
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σ_u weights_u·gradient_u. A unit of weight 0 is left out, whatever its gradient: 0·∞ is no number."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Dense:
-    """One tensor, the units first."""
-
-    values: Tensor
-
-    def squared_norms(self, units: int) -> Tensor:  # noqa: ARG002
-        """Σ of squares."""
-        squares: Tensor = torch.linalg.vector_norm(self.values.flatten(1), dim=1, dtype=torch.float64).square()
-        return squares
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Over the units of a weight above 0."""
-        values, kept = self.values, weights > 0
-        if not kept.all():
-            weights, values = weights[kept], values[kept]
-        return (weights @ values.flatten(1)).view(self.values.shape[1:])
-
-
-def by_unit(values: Tensor, rows: Rows) -> Dense:
-    """Units' gradients from those of rows, one after the other in `values`."""
-    if rows.single:
-        return Dense(values)
-    share = rows.share().to(values.dtype).view(-1, *[1] * (values.dim() - 1))
-    return Dense(values.new_zeros(rows.units, *values.shape[1:]).index_add_(0, rows.unit, values * share))
 
 
 class PerUnitGradients:
@@ -95,6 +36,7 @@ class PerUnitGradients:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._modules = list(model.modules())  # once: walking through a model takes as long as a small one trains
         self._quick = True  # until the model turns out to be none for it
         self.left_out = 0  # units that had no finite gradient and counted as zero
 
@@ -102,26 +44,33 @@ class PerUnitGradients:
         """For every trainable parameter Σ_u min(1, clip/‖g_u‖)·g_u, the norm being that over all of them.
 
         A unit without a finite gradient, or on which the model's code raises, contributes zero, and no other unit is
-        touched by it. Raises `ModelNotPrivateError` for a model that cannot be trained this way.
+        touched by it. Raises `NotPrivateError` for a model that cannot be trained this way.
         """
-        require_separable(self._model)
-        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        if rows.units == 0:
-            return _nothing(trained)
+        require_separable(self._modules)
+        trained = trainable(self._modules)
+        most = max(1, _AT_ONCE // max(1, sum(parameter.numel() for parameter in trained)))
+        total: list[Tensor] | None = None
+        for first in range(0, rows.units, most):
+            part = rows.between(first, min(first + most, rows.units)) if rows.units > most else rows
+            found = self._careful(part, losses, clip)
+            total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
+        return list(zip(trained, total or [torch.zeros_like(p) for p in trained], strict=True))
+
+    def _careful(self, rows: Rows, losses: RowLosses, clip: float) -> list[Tensor]:
         try:
             return self._batch(rows, losses, clip)
-        except SecureFLError:
+        except NotPrivateError:
             raise
         except Exception as error:
             if rows.units == 1:
                 log.warning("a unit on which the model fails (%s) counts as zero", type(error).__name__)
                 self.left_out += 1
-                return _nothing(trained)
+                return [torch.zeros_like(p) for p in trainable(self._modules)]
         # Something in the batch made the model's code fail. Alone, each unit fails for itself only.
-        alone = [self.clipped_sum(rows.of(unit), losses, clip) for unit in range(rows.units)]
-        return [(p, torch.stack([sums[i][1] for sums in alone]).sum(dim=0)) for i, p in enumerate(trained)]
+        alone = [self._careful(rows.between(unit, unit + 1), losses, clip) for unit in range(rows.units)]
+        return [torch.stack(sums).sum(dim=0) for sums in zip(*alone, strict=True)]
 
-    def _batch(self, rows: Rows, losses: RowLosses, clip: float) -> list[tuple[nn.Parameter, Tensor]]:
+    def _batch(self, rows: Rows, losses: RowLosses, clip: float) -> list[Tensor]:
         gradients = self._gradients(rows, losses)
         norms = torch.zeros(rows.units, dtype=torch.float64, device=rows.unit.device)
         for _, found in gradients:
@@ -131,37 +80,75 @@ class PerUnitGradients:
         # Where the norm is 0 the quotient is infinite, and 1 is the smaller.
         weights = torch.where(finite, (clip * _BELOW / norms.sqrt()).clamp(max=1.0), 0.0).float()
         self.left_out += rows.units - int(finite.sum())
-        return [
-            (parameter, torch.zeros_like(parameter) if found is None else found.weighted_sum(weights))
-            for parameter, found in gradients
-        ]
+        return [torch.zeros_like(p) if found is None else found.weighted_sum(weights) for p, found in gradients]
+
+    def try_out(self, rows: Rows, losses: RowLosses) -> None:
+        """Before a study: raise `NotPrivateError` unless each unit's gradient is the same in company and alone.
+
+        `clipped_sum` passes over units on which code fails, so code that always fails would train on noise alone.
+        """
+        require_separable(self._modules)
+        try:
+            with _without_dropout(self._model):
+                together = self._gradients(rows, losses)
+                alone = [self._gradients(rows.between(unit, unit + 1), losses) for unit in range(rows.units)]
+        except SecureFLError:
+            raise
+        except Exception as error:
+            raise NotPrivateError(f"no gradient per row can be computed ({type(error).__name__})") from error
+        for only, by_itself in zip(torch.eye(rows.units, device=rows.unit.device), alone, strict=True):
+            for (_, mine), (_, other) in zip(together, by_itself, strict=True):
+                if not _alike(_sum(mine, only), _sum(other, only[only > 0])):
+                    raise NotPrivateError("a row's gradient depends on the other rows of its batch")
 
     def _gradients(self, rows: Rows, losses: RowLosses) -> Sequence[tuple[nn.Parameter, UnitGradients | None]]:
         from secure_fl.privacy.quick import NotQuickError, quick_gradients
 
-        before = [(buffer, buffer._version) for buffer in self._model.buffers()]
+        buffers = (b for module in self._modules for b in module._buffers.values() if b is not None)
+        before = [(buffer, buffer._version) for buffer in buffers]
         try:
             if not self._quick:
                 return opacus_gradients(self._model, rows, losses)
             try:
-                return quick_gradients(self._model, rows, losses)
+                return quick_gradients(self._model, rows, losses, self._modules)
             except NotQuickError:
                 self._quick = False
                 return opacus_gradients(self._model, rows, losses)
         finally:
             if any(buffer._version != version for buffer, version in before):
-                raise ModelNotPrivateError("training changes a buffer of this model, which no noise would cover")
+                raise NotPrivateError("training changes a buffer of this model, which no noise would cover")
 
 
-def _nothing(trained: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
-    return [(parameter, torch.zeros_like(parameter)) for parameter in trained]
+def _sum(gradients: UnitGradients | None, weights: Tensor) -> Tensor | None:
+    return None if gradients is None else gradients.weighted_sum(weights)
 
 
-def require_separable(model: nn.Module) -> None:
-    """Raise `ModelNotPrivateError` for layers through which the rows of a batch influence each other."""
-    for name, module in model.named_modules():
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    """Up to rounding; where the one is no number, so is the other."""
+    if one is None or other is None:
+        return one is other
+    apart = torch.linalg.vector_norm((one - other).nan_to_num(posinf=0, neginf=0))
+    return bool(apart <= 1e-3 * torch.linalg.vector_norm(other.nan_to_num()) + 1e-6)
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Which draws anew in each pass."""
+    dropping = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
+    try:
+        for module in dropping:
+            module.eval()
+        yield
+    finally:
+        for module in dropping:
+            module.train()
+
+
+def require_separable(modules: Sequence[nn.Module]) -> None:
+    """Raise `NotPrivateError` for layers through which the rows of a batch influence each other."""
+    for module in modules:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise ModelNotPrivateError(f"layer {name!r} normalises over the batch: every row moves every other")
+            raise NotPrivateError(f"{module} normalises over the batch: every row moves every other")
 
 
 def opacus_gradients(
@@ -177,7 +164,7 @@ def opacus_gradients(
         try:
             wrapped = GradSampleModule(model, loss_reduction="sum", force_functorch=_pads_otherwise(model))
         except NotImplementedError as error:
-            raise ModelNotPrivateError("Opacus finds no gradient per row for a layer of this model") from error
+            raise NotPrivateError("Opacus finds no gradient per row for a layer of this model") from error
         try:
             total_of(losses, wrapped(rows.inputs), rows.targets).backward()  # type: ignore[no-untyped-call]
             return [(parameter, _dense(parameter, rows)) for parameter in model.parameters() if parameter.requires_grad]
@@ -199,18 +186,8 @@ def _dense(parameter: nn.Parameter, rows: Rows) -> UnitGradients | None:
     if parameter.grad is None and found is None:
         return None  # The loss does not depend on it.
     if not isinstance(found, Tensor) or len(found) != len(rows.unit):
-        raise ModelNotPrivateError("Opacus finds no gradient per row for a parameter of this model")
+        raise NotPrivateError("Opacus finds no gradient per row for a parameter of this model")
     return by_unit(found, rows)
-
-
-def total_of(losses: RowLosses, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Σ of the rows' losses; `ModelNotPrivateError` where there is not one for each row."""
-    if len(outputs) != len(targets):
-        raise ModelNotPrivateError(f"the model makes {len(outputs)} outputs of {len(targets)} rows")
-    found = losses(outputs, targets)
-    if found.shape != targets.shape[:1]:
-        raise ModelNotPrivateError("the loss is not one number for each row")
-    return found.sum()
 
 
 def row_losses(task: Task, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> RowLosses:

@@ -75,15 +75,14 @@ class PrivacyPlan:
         group_rows: int = 1,
     ) -> Self:
         """The plan for a study's settings, in which ε and δ may be missing: then it raises `SettingsError`, too."""
-        for name, value in (("epsilon", epsilon), ("delta", delta)):
-            if value is None:
-                raise SettingsError(
-                    f"privacy.{name} is missing",
-                    advice="say what the study may cost, such as epsilon = 3.0 and delta = 1e-5: nobody else can",
-                )
+        if epsilon is None or delta is None:
+            raise SettingsError(
+                f"privacy.{'epsilon' if epsilon is None else 'delta'} is missing",
+                advice="say what the study may cost, such as epsilon = 3.0 and delta = 1e-5: nobody else can",
+            )
         return cls(
-            epsilon=math.nan if epsilon is None else epsilon,  # Never None here, and NaN is refused.
-            delta=math.nan if delta is None else delta,
+            epsilon=epsilon,
+            delta=delta,
             rounds=rounds,
             epochs=epochs,
             batch_size=batch_size,

@@ -7,7 +7,7 @@ parameter is computed, has all that is needed. Whatever is not known here is lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
-from secure_fl.privacy.per_unit import RowLosses, Rows, UnitGradients, by_unit, total_of
+from secure_fl.privacy.rows import RowLosses, Rows, UnitGradients, by_unit, total_of, trainable
 
 
 class NotQuickError(Exception):
@@ -68,9 +68,12 @@ class Lookups:
         return values.new_zeros(self.shape).index_add_(0, self.word[kept], values)
 
 
-def quick_gradients(model: nn.Module, rows: Rows, losses: RowLosses) -> list[tuple[nn.Parameter, UnitGradients | None]]:
+def quick_gradients(
+    model: nn.Module, rows: Rows, losses: RowLosses, modules: Sequence[nn.Module] | None = None
+) -> list[tuple[nn.Parameter, UnitGradients | None]]:
     """Every unit's gradient; `NotQuickError` unless each trainable parameter is that of a known layer, run once."""
-    layers = _layers(model)
+    modules = list(model.modules()) if modules is None else modules
+    layers = _layers(modules)
     seen: dict[nn.Module, tuple[Tensor, int, Tensor, GradientEdge]] = {}
     with _watched(layers, seen):
         outputs = model(rows.inputs)
@@ -84,13 +87,13 @@ def quick_gradients(model: nn.Module, rows: Rows, losses: RowLosses) -> list[tup
     for layer, b in zip(used, slopes, strict=True):
         if b is not None:
             found.update(_KNOWN[type(layer)](layer, seen[layer][0], b, rows))
-    return [(parameter, found.get(parameter)) for parameter in model.parameters() if parameter.requires_grad]
+    return [(parameter, found.get(parameter)) for parameter in trainable(modules)]
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
+def _layers(modules: Sequence[nn.Module]) -> list[nn.Module]:
     layers = []
-    for module in model.modules():
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+    for module in modules:
+        if trainable([module]):
             # Exactly these classes: a subclass may compute anything.
             if type(module) not in _KNOWN or not _plain(module):
                 raise NotQuickError

@@ -139,9 +139,8 @@ def _require_own_gradients(task: Task, model: nn.Module, split: Split) -> None:
     if not _equal(together, alone):
         raise NotPrivateError(
             "a row's gradient in a batch is not the one it has alone",
-            advice="let no layer use statistics over the batch, let the loss be the plain mean over rows (without "
-            "weights that are normalised over the batch), and keep images in torch's usual memory format, not in "
-            "channels_last",
+            advice="let no layer use statistics over the batch, let the loss be the plain mean over rows (no weights "
+            "that are normalised over the batch), and keep images in torch's usual memory format, not channels_last",
         )
 
 

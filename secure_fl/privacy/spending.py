@@ -7,6 +7,7 @@ counts as well: the node stopped in between and cannot know. A restart may plan 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -45,11 +46,16 @@ class Plan:
         return {} if self.closing is None else self.closing.facts.get("release") or {}
 
     @property
+    def seeded(self) -> bool:
+        """Whether its noise came from a seed, as in a simulation: others can know it."""
+        return self.privacy is not None and self.privacy.get("randomness") == "seeded"
+
+    @property
     def unbounded(self) -> str:
         """Why no ε bounds what this says about single records; empty where one does, or nothing left."""
         if self.state == "sent" and self.privacy is None:
             return "a release without differential privacy"
-        if self.privacy is not None and self.counts and self.privacy.get("randomness") == "seeded":
+        if self.seeded and self.counts:
             return "noise from a seed that others can know"
         if self.privacy is not None and self.counts and self.privacy.get("preprocessing") == "data-dependent":
             return "preprocessing that depends on the data"
@@ -87,7 +93,7 @@ def follow(entries: Iterable[Entry]) -> tuple[tuple[Plan, ...], BadEntry | None]
             else:
                 place = latest.get(key)
                 if place is None:
-                    raise ValueError(f"closes what was never {PLANNED}")
+                    raise ValueError("closes what was never planned")
                 found[place] = _closed(found[place], entry, found)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -157,7 +163,15 @@ def _events(privacy: Mapping[str, Any]) -> tuple[NoisySteps, ...]:
         raise ValueError(f"neighbours are {privacy['relation']!r}, which this version cannot account for")
     if not 0 < float(privacy["delta"]) < 1:
         raise ValueError("its δ is no probability")
+    policy = privacy.get("policy") or {}
+    if not all(_is_number(one) for one in (policy.get("epsilon"), policy.get("delta"), privacy.get("order"))):
+        raise ValueError("its limit is none")
     return tuple(NoisySteps.from_facts(event) for event in privacy["events"])
+
+
+def _is_number(value: object) -> bool:
+    """Or nothing at all."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))
 
 
 def _closed(plan: Plan, entry: Entry, known: Sequence[Plan]) -> Plan:
@@ -169,6 +183,8 @@ def _closed(plan: Plan, entry: Entry, known: Sequence[Plan]) -> Plan:
         raise ValueError("closes a plan in other terms than it was made in")
     if entry.kind == CANCELLED and any(one.repeats == plan.entry.sequence and one.counts for one in known):
         raise ValueError("takes back what a later attempt has sent again")
-    if entry.kind == SENT and not isinstance(facts["release"], Mapping):
-        raise ValueError("does not say what left")
+    if entry.kind == SENT:
+        size = facts["release"].get("bytes", 0)
+        if not isinstance(size, int) or size < 0:
+            raise ValueError("does not say how much left")
     return replace(plan, state="sent" if entry.kind == SENT else "cancelled", closing=entry)

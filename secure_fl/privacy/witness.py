@@ -15,23 +15,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 from secure_fl.errors import SecureFLError, StorageError, WitnessError
 from secure_fl.files import write_atomically
 from secure_fl.identity.certificates import Certificate, TrustStore
-from secure_fl.identity.signing import SigningKey, verify
-from secure_fl.privacy.ledger import Entry, LedgerHead
+from secure_fl.identity.ledger_head import LedgerHead, verify_head
+from secure_fl.privacy.ledger import Entry
 
 _VERSION = 1
-_DOMAIN = "ledger head"
-_MOST_OF_ONE_SITE = 1000  # about 1.3 kB each
-
-
-def sign_head(key: SigningKey, head: LedgerHead, *, study: str, round: int, attempt: int) -> bytes:  # noqa: A002
-    """A site's word for how far its ledger goes, at one attempt."""
-    return key.sign(_DOMAIN, *_fields(head, study, round, attempt))
+_MOST_OF_ONE_SITE = 250  # about 1.3 kB each; all of them are verified when a node starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +44,14 @@ class WitnessNote:
     def __post_init__(self) -> None:
         if self.certificate.name != self.head.site or self.time.tzinfo is None:
             raise ValueError("a note has its site's certificate and a time with a zone")
-        fields = _fields(self.head, self.study, self.round, self.attempt)
-        verify(self.certificate.signing_public, self.signature, _DOMAIN, *fields)
+        verify_head(
+            self.certificate.signing_public,
+            self.signature,
+            self.head,
+            study=self.study,
+            round=self.round,
+            attempt=self.attempt,
+        )
 
     def __str__(self) -> str:
         return (
@@ -86,7 +87,7 @@ class WitnessNote:
             round=int(facts["round"]),
             attempt=int(facts["attempt"]),
             time=datetime.fromisoformat(facts["time"]),
-            certificate=Certificate.from_der(base64.b64decode(facts["certificate"], validate=True)),
+            certificate=_certificate(base64.b64decode(facts["certificate"], validate=True)),
             signature=bytes.fromhex(facts["signature"]),
         )
 
@@ -94,7 +95,7 @@ class WitnessNote:
 class WitnessFile:
     """`witness.jsonl`: the heads that this node's peers showed it. Any thread may use it.
 
-    A head is noted once, however often it is shown. Of one site at most 1000 are kept: beyond that, every second of the
+    A head is noted once, however often it is shown. Of one site at most 250 are kept: beyond that, every second of the
     older half goes. A newer head fixes every line before it, so what is lost is how finely an old forgery can be dated.
     """
 
@@ -107,25 +108,36 @@ class WitnessFile:
 
     def note(self, note: WitnessNote) -> tuple[WitnessNote, ...]:
         """Keep a note, durably; return those kept before that contradict it. Raises `StorageError`."""
+        return tuple(before for before, _ in self.note_all((note,)))
+
+    def note_all(self, notes: Sequence[WitnessNote]) -> tuple[tuple[WitnessNote, WitnessNote], ...]:
+        """Keep notes, at most one of a site, in one write; return each with those kept before that contradict it."""
         with self._lock:
-            known = self._notes[note.head.site]
-            same = [one for one in known if one.head.length == note.head.length]
-            if not any(one.head == note.head for one in same):
-                self._append(note)
+            same = [
+                [one for one in self._notes[note.head.site] if one.head.length == note.head.length] for note in notes
+            ]
+            found = list(zip(notes, same, strict=True))
+            new = [note for note, known in found if not any(one.head == note.head for one in known)]
+            if new:
+                self._append(new)
+            crowded = False
+            for note in new:
+                known = self._notes[note.head.site]
                 known.append(note)
                 if len(known) > _MOST_OF_ONE_SITE:
-                    self._notes[note.head.site] = _thinned(known)
-                    write_atomically(self._path, b"".join(one.line() for one in self._all()), mode=0o600)
-            return tuple(one for one in same if one.head != note.head)
+                    self._notes[note.head.site], crowded = _thinned(known), True
+            if crowded:
+                write_atomically(self._path, b"".join(one.line() for one in self._all()), mode=0o600)
+            return tuple((one, note) for note, known in found for one in known if one.head != note.head)
 
-    def _append(self, note: WitnessNote) -> None:
+    def _append(self, notes: Sequence[WitnessNote]) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             size = self._path.stat().st_size if self._path.exists() else 0
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(descriptor, "ab") as file:
                 try:
-                    file.write(note.line())
+                    file.write(b"".join(note.line() for note in notes))
                     file.flush()
                     os.fsync(file.fileno())
                 except OSError:
@@ -184,9 +196,10 @@ def two_stories(notes: Iterable[WitnessNote]) -> list[tuple[WitnessNote, Witness
     return list(pairs.values())
 
 
-def _fields(head: LedgerHead, study: str, number: int, attempt: int) -> tuple[bytes, ...]:
-    numbers = (part.to_bytes(8, "little") for part in (number, attempt, head.length))
-    return head.site.encode(), study.encode(), *numbers, bytes.fromhex(head.head)
+@lru_cache(maxsize=1024)
+def _certificate(der: bytes) -> Certificate:
+    """Parsed once: a site shows the same one for years."""
+    return Certificate.from_der(der)
 
 
 def _read(path: Path, *, drop_torn: bool = False) -> Iterator[WitnessNote]:

@@ -76,6 +76,7 @@ from secure_fl.encoding.integers import BlockSum, Integers
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
 from secure_fl.protect.past import NoPast, Past
+from secure_fl.protect.witness import Witness
 from secure_fl.randomness import Randomness
 
 
@@ -183,6 +184,7 @@ class Host:
     memory: Memory
     past: Past = field(default_factory=NoPast)  # the sums it was part of, over all studies
     exceptions: frozenset[str] = frozenset()  # guarantees that its site agrees to give up
+    witness: Witness | None = None  # its ledger, and its notes of others'; None at a site without a disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

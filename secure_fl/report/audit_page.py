@@ -14,19 +14,21 @@ from secure_fl.report.audit_charts import Cost, bytes_chart, cost_chart
 from secure_fl.report.audit_words import (
     COMPOSITION,
     NEIGHBOURS,
+    NO_NOISE,
     TRUST,
     libraries,
     mechanism,
     not_covered,
     randomness,
+    rationales,
     unit,
 )
 from secure_fl.report.document import choices, document, figure, section
 from secure_fl.report.drawing import FRAMES
 from secure_fl.report.tables import data_table, plain_reason
-from secure_fl.report.text import DASH, count, decimal, escape, ranges, size
+from secure_fl.report.text import DASH, count, decimal, escape, fit, ranges, size
 
-_NO_BOUND = "no limit"
+_NO_BOUND = "no bound"
 
 
 def render(found: Audit, *, written: datetime | None = None) -> str:
@@ -95,7 +97,7 @@ def _banners(found: Audit) -> str:
     for dataset in found.datasets:
         if dataset.epsilon is None:
             text = f"Data set {escape(dataset.name)}: {escape(dataset.sentence)}"
-            parts.append(("", "No limit on what is revealed", text))
+            parts.append(("", "No bound on what is revealed", text))
     if found.ok:
         text = (
             "Every entry is signed by the site, under certificates of the consortium, in order, and every planned use"
@@ -193,21 +195,25 @@ def _left_section(found: Audit) -> str:
     if not groups:
         return section("What left", note, '<p class="empty">Nothing.</p>')
     rows = [_study_row(found, study, uses) for (study, _), uses in groups.items()]
-    heads = ("Study", "Data set", "Rounds", "When", "Releases", "Sent", "ε after it", "Protection")
-    return section("What left", note, data_table("What left, by study", heads, rows, words=(7,)) + _protections(found))
+    heads = ("Study", "Data set", "Rounds", "Last", "Releases", "Sent", "ε after it", "Protection")
+    return section("What left", note, data_table("What left, by study", heads, rows) + _protections(found))
 
 
 def _study_row(found: Audit, study: str, uses: Sequence[Use]) -> str:
-    first, last = _day(uses[0].plan.entry.moment), _day(uses[-1].plan.entry.moment)
     sent = [use for use in uses if use.plan.state == "sent"]
     names = ", ".join(sorted({use.protection or "not stated" for use in sent})) or "nothing was sent"
     return (
-        f'<th scope="row">{escape(found.study_name(study))}<small>{escape(study[:12])}</small></th>'
+        f'<th scope="row" title="{escape(study)}">{_short(found, study)}</th>'
         f"<td>{escape(uses[0].plan.dataset)}</td><td>{ranges(use.plan.round for use in uses)}</td>"
-        f"<td>{first if first == last else f'{first} – {last}'}</td><td>{count(len(sent))}</td>"
+        f"<td>{_day(uses[-1].plan.entry.moment)}</td><td>{count(len(sent))}</td>"
         f"<td>{size(sum(use.bytes for use in sent))}</td><td>{_epsilon(uses[-1].epsilon)}</td>"
-        f'<td class="words">{escape(names)}</td>'
+        f"<td>{escape(names)}</td>"
     )
+
+
+def _short(found: Audit, study: str) -> str:
+    """A study's name, as long as a column has room for."""
+    return escape(fit(found.study_name(study), 24))
 
 
 def _protections(found: Audit) -> str:
@@ -243,40 +249,38 @@ def _facts_section(found: Audit) -> str:
     shown = [dataset for dataset in found.datasets if dataset.uses]
     if not shown:
         return ""
-    items = {dataset.name: _facts(found, dataset) for dataset in shown}
-    labels = list(next(iter(items.values())))
-    rows = [
-        f'<th scope="row">{label}</th>'
-        + "".join(f'<td class="words">{escape(facts[label])}</td>' for facts in items.values())
-        for label in labels
-    ]
     note = "What NIST SP 800-226 asks of a claim of differential privacy, as far as a ledger can tell it."
-    heads = ("", *map(escape, items))
-    table = data_table("Facts", heads, rows, words=tuple(range(1, len(heads))))
-    return section("The claim in full", note, table)
+    tables = "".join(_listed(dataset.name, _facts(found, dataset)) for dataset in shown)
+    return section("The claim in full", note, tables)
+
+
+def _listed(title: str, facts: Mapping[str, str]) -> str:
+    """Two columns, which also fit a phone."""
+    rows = [f'<th scope="row">{name}</th><td class="words">{escape(text)}</td>' for name, text in facts.items()]
+    return data_table(escape(title), ("", escape(title)), rows, words=(1,))
 
 
 def _facts(found: Audit, dataset: DatasetAudit) -> Mapping[str, str]:
     facts = dataset.privacy
-    reasons = [f"{study.name}: {study.rationale}" for study in found.terms if study.rationale]
+    reasons = [f"{study.name}: {study.rationale}" for study in rationales(found, dataset)]
     noisy = bool(facts)
     return {
         "ε": _NO_BOUND if dataset.epsilon is None else f"{decimal(dataset.epsilon)}",
         "δ": f"{dataset.delta:.2g}" if dataset.delta is not None else DASH,
         "Variant": "approximate differential privacy (ε, δ)" if noisy else "no differential privacy",
         "Neighbours": NEIGHBOURS if noisy else DASH,
-        "Unit and contribution": unit(dataset),
+        "Unit": unit(dataset),
         "Composition": COMPOSITION if noisy else DASH,
         "Mechanism": mechanism(dataset),
         "Libraries": libraries(dataset),
         "Task code": str(facts.get("code") or "not stated"),
-        "Preprocessing and split": f"{facts.get('preprocessing', 'not stated')}; {facts.get('split', 'not stated')}",
-        "Trust model": TRUST,
+        "Preprocessing": f"{facts.get('preprocessing', 'not stated')}; {facts.get('split', 'not stated')}",
+        "Trust model": TRUST if noisy else NO_NOISE,
         "Randomness": randomness(dataset),
         "Side channels": "Times and sizes of messages are visible to the coordinator; the noise is added in floating"
         " point, whose last digits are not covered by the theory.",
-        "Raw data and state before noise": "Stay in the node's own folder and memory, readable by the user that runs"
-        " the node; updates are deleted when the round is over.",
+        "Before noise": "Raw data and gradients stay in the node's own folder and memory, readable by the user"
+        " that runs the node; updates are deleted when the round is over.",
         "Utility": "Not in a ledger: the study's report shows accuracy or error per site.",
         "Rationale": " ".join(reasons) or "not stated in the studies at hand (--study)",
     }
@@ -333,11 +337,12 @@ def _proof_section(found: Audit) -> str:
         if items
     )
     keys = ", ".join(certificate.fingerprint for certificate in found.certificates)
-    facts = (("Head of the ledger", found.head.head), ("Certificates (SHA-256)", keys))
-    told = "".join(f"<div><dt>{name}</dt><dd><code>{escape(value)}</code></dd></div>" for name, value in facts)
+    told = _listed(
+        "Identity of this ledger", {"Head": found.head.head, "Length": str(found.head.length), "Certificates": keys}
+    )
     command = "secure-fl audit verify ledger.jsonl --ca ca.pem --witness witness.jsonl"
     again = f"<p>Check it yourself:</p><pre>{command}</pre>"
-    return section("What this page proves", "", f'{lists}<dl class="facts">{told}</dl>{again}')
+    return section("What this page proves", "", f"{lists}{told}{again}")
 
 
 # --- everything -------------------------------------------------------------------------------------------
@@ -357,7 +362,7 @@ def _release_row(found: Audit, use: Use) -> str:
     again = "<small>the same again</small>" if plan.repeats is not None else ""
     cells: Iterable[str] = (
         f"{plan.entry.moment.astimezone(UTC):%Y-%m-%d %H:%M}",
-        escape(found.study_name(plan.study)),
+        _short(found, plan.study),
         f"{plan.round}{attempt}{again}",
         escape(plan.dataset),
         escape(use.protection or DASH) if plan.state == "sent" else '<span class="quiet">never closed</span>',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from secure_fl.privacy.audit import DatasetAudit
+from secure_fl.privacy.audit import Audit, DatasetAudit, StudyTerms
 
 NEIGHBOURS = (
     "Two data sets are neighbours if one has one unit more than the other (add or remove one). What leaves is almost as"
@@ -15,9 +15,12 @@ COMPOSITION = (
 )
 TRUST = (
     "The site trains and adds the noise itself, before anything leaves: for ε nobody outside the site is trusted."
-    " Beside it, a protection hides each site's update from the coordinator and shows sums of several sites only."
     " Before the noise is added, the raw data and the gradients are seen by the site's own node process, its"
     " administrators and whoever can read its memory and disk."
+)
+NO_NOISE = (
+    "No noise is added. Whoever sees a sum, or a model made of it, may learn something about single records of the"
+    " sites in it; who can see what is said above, for each protection."
 )
 
 # NIST SP 800-226 calls for these to be said. A site's entries may add to them.
@@ -69,6 +72,12 @@ def libraries(dataset: DatasetAudit) -> str:
     if not isinstance(told, dict) or not told:
         return "not stated"
     return ", ".join(f"{name} {version}" for name, version in sorted(told.items()))
+
+
+def rationales(found: Audit, dataset: DatasetAudit) -> list[StudyTerms]:
+    """The studies of a data set that say why they chose what they chose."""
+    mine = {use.plan.study for use in dataset.uses}
+    return [study for study in found.terms if study.id in mine and study.rationale]
 
 
 def randomness(dataset: DatasetAudit) -> str:

@@ -20,6 +20,7 @@ from secure_fl.report.noted import notes_section
 from secure_fl.report.selection import Rows, selection_section
 from secure_fl.report.text import DASH, count, decimal, duration, error_text, escape, number, percent, size
 from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.summary import DEPLOYED
 from secure_fl.results.traces import Traces
 from secure_fl.rounds import RoundKind
 from secure_fl.study.settings import Study
@@ -186,7 +187,9 @@ def _privacy(summary: Mapping[str, Any]) -> tuple[str, str]:
     if not known:
         return "no DP", "the model may remember training data"
     without = f", {len(spent) - len(known)} sites without" if len(known) < len(spent) else ""
-    return f"ε ≤ {decimal(max(known))}", f"the most any site spent{without}"
+    if summary.get("engine") == DEPLOYED:
+        return f"ε ≤ {decimal(max(known))}", f"what the study promises, and every site enforces{without}"
+    return f"ε ≤ {decimal(max(known))}", f"the most any site spent{without}; simulated noise: for planning only"
 
 
 # --- who took part ----------------------------------------------------------------------------------------
@@ -289,6 +292,7 @@ def _site_section(record: StudyRecord, summary: Mapping[str, Any], study: Study 
         lines = {line.name: sparkline(line, mean, low=min(values), high=max(values), text=text) for line in sites}
     note = _sharing(record, study, lines is not None) + (
         " ε is what a site's differential privacy spent; “no DP” means that it used none, not that ε is 0."
+        " “Used” is of the site's own limit, over all studies."
     )
     return section("Sites", note, tables.site_table(record, summary, regression=regression, lines=lines))
 

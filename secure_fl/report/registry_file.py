@@ -11,7 +11,16 @@ from typing import Any, TypeAlias
 
 import secure_fl
 from secure_fl.privacy.audit import Audit, DatasetAudit
-from secure_fl.report.audit_words import COMPOSITION, NEIGHBOURS, TRUST, libraries, mechanism, not_covered, unit
+from secure_fl.report.audit_words import (
+    COMPOSITION,
+    NEIGHBOURS,
+    TRUST,
+    libraries,
+    mechanism,
+    not_covered,
+    rationales,
+    unit,
+)
 
 Yaml: TypeAlias = "str | int | float | Sequence[Yaml] | Mapping[str, Yaml] | None"
 
@@ -20,15 +29,18 @@ _TODO = "TODO: the site fills this in"
 
 def render(found: Audit) -> str:
     """Every data set of which something left."""
-    shown = [dataset for dataset in found.datasets if dataset.uses]
+    shown = [dataset for dataset in found.datasets if dataset.uses and dataset.epsilon is not None]
+    left_out = [dataset for dataset in found.datasets if dataset.epsilon is None]
     head = (
         f"# Written by secure-fl {secure_fl.__version__} from the ledger of {json.dumps(found.site)},"
         f" {found.head.length} entries, head {found.head.head}\n"
     )
     if not found.ok:
         head += "# DO NOT SUBMIT: the ledger does not hold, see `secure-fl audit verify`\n"
+    for dataset in left_out:
+        head += f"# {json.dumps(dataset.name)} is no deployment of differential privacy: {dataset.sentence}\n"
     if not shown:
-        return head + "# nothing left this site\n"
+        return head + "# there is nothing to register\n"
     return head + "".join("---\n" + _block(_deployment(found, dataset), 0) for dataset in shown)
 
 
@@ -49,10 +61,15 @@ def _deployment(found: Audit, dataset: DatasetAudit) -> dict[str, Yaml]:
                 "publication_date": f"{found.ended:%Y-%m-%d}",
                 "data_product_sector": _TODO,
             },
-            "dp_variant": _variant(dataset),
+            "dp_variant": {
+                "variant_name": "Approximate DP",
+                "data_domain": _TODO,
+                "unprotected_quantities": "; ".join(not_covered(dataset)),
+            },
             "privacy_loss": _loss(dataset),
             "deployment_model": {
-                "model_name": "Federated: each site adds the noise itself",
+                "model_name": "Central",
+                "model_name_details": "Each site is the curator of its own records and adds the noise itself.",
                 "actors": TRUST,
                 "release_type": "Many releases",
                 "release_type_details": f"{dataset.sent} releases, composed over all studies that used this data set.",
@@ -69,19 +86,10 @@ def _deployment(found: Audit, dataset: DatasetAudit) -> dict[str, Yaml]:
     }
 
 
-def _variant(dataset: DatasetAudit) -> dict[str, Yaml]:
-    name = "Approximate DP" if dataset.epsilon is not None else "None: nothing bounds the total"
-    return {
-        "variant_name": name,
-        "data_domain": _TODO,
-        "unprotected_quantities": "; ".join(not_covered(dataset)),
-    }
-
-
 def _loss(dataset: DatasetAudit) -> dict[str, Yaml]:
     loss: dict[str, Yaml] = {
-        "privacy_unit": unit(dataset),
-        "privacy_unit_details": NEIGHBOURS,
+        "privacy_unit": "Group-level" if dataset.privacy.get("unit") == "group" else "Record-level",
+        "privacy_unit_details": f"The unit is {unit(dataset)}. {NEIGHBOURS}",
     }
     if dataset.epsilon is not None and dataset.delta is not None:
         loss["privacy_parameters"] = {"epsilon": float(f"{dataset.epsilon:.6g}"), "delta": dataset.delta}
@@ -91,7 +99,7 @@ def _loss(dataset: DatasetAudit) -> dict[str, Yaml]:
 
 def _implementation(found: Audit, dataset: DatasetAudit) -> dict[str, Yaml]:
     facts = dataset.privacy
-    reasons = [study.rationale for study in found.terms if study.rationale]
+    reasons = [study.rationale for study in rationales(found, dataset)]
     return {
         "preprocessing_and_hyperparameter_tuning": (
             f"Preprocessing: {facts.get('preprocessing', 'not stated')}. Split: {facts.get('split', 'not stated')}. "

@@ -198,7 +198,8 @@ section{padding:18px 16px;margin-top:14px}
 .data th:first-child{position:sticky;z-index:1}
 .data.tall thead th:first-child{z-index:3}
 }
-@media print{body{background:#fff}section,.tiles{break-inside:avoid}.scroll{overflow:visible;max-height:none}}
+@media print{body{background:#fff}section,.tiles{break-inside:avoid}.scroll{overflow:visible;max-height:none}
+.data th,.data td{white-space:normal;padding-left:10px}.data .words{min-width:0}}
 """
 
 CSS = _COLOURS + _PAGE + _CHART

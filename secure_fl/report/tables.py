@@ -218,6 +218,9 @@ def _epsilon(entry: Mapping[str, Any]) -> str:
         return '<span class="quiet">no DP</span>'
     delta = number(entry.get("delta"))
     detail = f"<small>δ {delta:.2g}</small>" if delta is not None else ""
+    used = number(entry.get("budget_used"))
+    if used is not None:
+        detail += f"<small>{100 * used:.0f} % used</small>"
     return f"{decimal(entry['epsilon'])}{detail}"
 
 

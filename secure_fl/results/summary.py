@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from secure_fl.results.record import NodeRound, StudyRecord
 from secure_fl.rounds import RoundKind
+
+DEPLOYED = "separate machines"  # in place of an engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a site's part in a study cost in privacy."""
+
+    epsilon: float
+    delta: float
+    budget_used: float | None = None  # of the site's own limit for the data set, over all studies; None without one
 
 
 def summarise(
@@ -16,10 +29,15 @@ def summarise(
     engine: str,
     seconds: float,
     report: str,
-    spent: Mapping[str, tuple[float, float]] | None = None,
+    spent: Mapping[str, Spent] | None = None,
 ) -> dict[str, Any]:
-    """Names and fields are a contract. What is not known is null, never 0. `spent` has each site's (ε, δ)."""
-    nodes = [_node(record, name, (spent or {}).get(name)) for name in record.roster]
+    """Names and fields are a contract. What is not known is null, never 0.
+
+    `spent` is what each site spent. Where nobody knows but the site, as in a deployment, it is what the study promises,
+    which each site enforces.
+    """
+    promised = _promised(record)
+    nodes = [_node(record, name, (spent or {}).get(name, promised)) for name in record.roster]
     training = [round_ for round_ in record.rounds if round_.kind is RoundKind.TRAIN]
     last = record.rounds[-1] if record.rounds else None
     taken = [node for round_ in training for node in round_.nodes if node.outcome == "took part"]
@@ -46,7 +64,14 @@ def summarise(
     }
 
 
-def _node(record: StudyRecord, name: str, spent: tuple[float, float] | None) -> dict[str, Any]:
+def _promised(record: StudyRecord) -> Spent | None:
+    privacy = json.loads(record.settings).get("privacy", {}) if record.settings else {}
+    if privacy.get("mode", "none") == "none":
+        return None
+    return Spent(epsilon=privacy["epsilon"], delta=privacy["delta"])
+
+
+def _node(record: StudyRecord, name: str, spent: Spent | None) -> dict[str, Any]:
     rounds = [(round_.kind, node) for round_ in record.rounds for node in round_.nodes if node.name == name]
     measured: list[NodeRound] = [node for _, node in rounds if node.samples is not None]
     last = measured[-1] if measured else None
@@ -56,8 +81,9 @@ def _node(record: StudyRecord, name: str, spent: tuple[float, float] | None) -> 
         "samples": last and last.samples,
         "accuracy": last and last.accuracy,
         "loss": last and last.loss,
-        "epsilon": spent and spent[0],
-        "delta": spent and spent[1],
+        "epsilon": spent and spent.epsilon,
+        "delta": spent and spent.delta,
+        "budget_used": spent and spent.budget_used,
         "bytes_up": sum(node.bytes_up for _, node in rounds),
         "bytes_down": sum(node.bytes_down for _, node in rounds),
         "rounds_taken": sum(node.outcome == "took part" for node in training),

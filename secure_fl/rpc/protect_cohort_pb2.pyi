@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("node", "certificate", "blocks", "extension", "signature", "exceptions", "opened")
+    __slots__ = ("node", "certificate", "blocks", "extension", "signature", "exceptions", "opened", "ledger")
     NODE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class Manifest(_message.Message):
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     EXCEPTIONS_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
     node: str
     certificate: bytes
     blocks: bytes
@@ -22,7 +23,18 @@ class Manifest(_message.Message):
     signature: bytes
     exceptions: _containers.RepeatedScalarFieldContainer[str]
     opened: _containers.RepeatedCompositeFieldContainer[Together]
-    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., extension: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., exceptions: _Optional[_Iterable[str]] = ..., opened: _Optional[_Iterable[_Union[Together, _Mapping]]] = ...) -> None: ...
+    ledger: SignedHead
+    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., extension: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., exceptions: _Optional[_Iterable[str]] = ..., opened: _Optional[_Iterable[_Union[Together, _Mapping]]] = ..., ledger: _Optional[_Union[SignedHead, _Mapping]] = ...) -> None: ...
+
+class SignedHead(_message.Message):
+    __slots__ = ("length", "head", "signature")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    head: bytes
+    signature: bytes
+    def __init__(self, length: _Optional[int] = ..., head: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Together(_message.Message):
     __slots__ = ("nodes",)

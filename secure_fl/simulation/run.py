@@ -44,7 +44,7 @@ def run(
         lines = plan_lines(study) if study.privacy.mode != "none" else ()
         workspace = prepare(folder, study, policy=policy)
         if lines:
-            listener(PrivacyPlanned(study_id=workspace.study.id, lines=lines))
+            listener(PrivacyPlanned(study_id=workspace.study.id, text="\n".join(lines)))
         troubles = _Troubles(workspace, listener)
         asyncio.run(run_engine(workspace, troubles.listen))
     record = _load_record(workspace)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from secure_fl.privacy.ledger import read_site_ledger
-from secure_fl.privacy.spending import plans
+from secure_fl.privacy.ledger import Entry, read_site_ledger
+from secure_fl.privacy.spending import cost, plans
+from secure_fl.privacy.spending import spent as spent_on
+from secure_fl.results.summary import Spent
 from secure_fl.simulation.workspace import Workspace
 
 
-def spent_by_site(workspace: Workspace) -> Mapping[str, tuple[float, float]]:
-    """Site → (ε, δ) of everything that the study used there; empty without differential privacy."""
-    study = workspace.study
-    if study.privacy.mode == "none" or study.privacy.delta is None:
+def spent_by_site(workspace: Workspace) -> Mapping[str, Spent]:
+    """Site → what the study cost there; empty without differential privacy."""
+    if workspace.study.privacy.mode == "none":
         return {}
-    from secure_fl.privacy.accounting import epsilon_pld
-
     authority = (workspace.folder / "ca.pem").read_bytes()
-    spent = {}
-    for name in study.study.roster:
-        entries = read_site_ledger(workspace.node_folder(name) / "ledger.jsonl", authority=authority, site=name)
-        events = [event for plan in plans(entries) if plan.study == study.id and plan.counts for event in plan.events]
-        spent[name] = (epsilon_pld(events, delta=study.privacy.delta), study.privacy.delta)
-    return spent
+    found = {}
+    for name in workspace.study.study.roster:
+        ledger = workspace.node_folder(name) / "ledger.jsonl"
+        found[name] = _spent(workspace, read_site_ledger(ledger, authority=authority, site=name))
+    return found
+
+
+def _spent(workspace: Workspace, entries: Sequence[Entry]) -> Spent:
+    from secure_fl.privacy.accounting import epsilon_pld
+    from secure_fl.privacy.filter import BudgetFilter
+
+    study, policy = workspace.study, workspace.policy
+    events = [event for plan in plans(entries) if plan.study == study.id for event in cost(plan)]
+    delta = study.privacy.delta or 0.0
+    used = None
+    if "epsilon" in policy and "delta" in policy:
+        limit = BudgetFilter(epsilon=policy["epsilon"], delta=policy["delta"])
+        used = limit.spent_fraction(spent_on(entries, study.task.dataset_id))
+    return Spent(epsilon=epsilon_pld(events, delta=delta), delta=delta, budget_used=used)

@@ -11,10 +11,8 @@ from secure_fl.study.settings import Study
 
 def plan_lines(study: Study) -> tuple[str, ...]:
     """What a simulated study costs, before it begins: at the site with fewest units, which needs most noise."""
-    from secure_fl.study.private import plan_at
-
     units = declared_units(study)
-    plan = plan_at(study, study.make_strategy(), units=min(units))
+    plan = study.privacy_plan(units=min(units))
     if plan is None:
         return ()
     span = f"{min(units)}" if len(set(units)) == 1 else f"{min(units)} to {max(units)}"

@@ -124,6 +124,14 @@ class Site:
         """How often, under noise, a unit had no finite gradient and counted as zero. For the site's own log only."""
         return 0 if self._noisy is None else self._noisy.left_out
 
+    def try_noise(self) -> None:
+        """Before a study: raise unless this model can be trained under noise, on a few of the site's own rows."""
+        from secure_fl.privacy.per_unit import row_losses
+
+        if self._noisy is not None:
+            self.model.train()
+            self._noisy.try_out(row_losses(self.task))
+
     @contextmanager
     def free(self) -> Iterator[None]:
         """Train without noise what never influences anything that leaves. Without `privacy` it makes no difference.

@@ -10,7 +10,6 @@ from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.errors import SettingsError
 from secure_fl.protect.past import CHANGING_COHORTS
 from secure_fl.strategies.base import Strategy
-from secure_fl.study.private import plan_at
 from secure_fl.study.settings import PLAIN_METRICS, Study
 from secure_fl.tasks.code_digest import task_code
 from secure_fl.tasks.model_blocks import initial_blocks
@@ -87,9 +86,9 @@ def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, 
         )
     notes = strategy.private_notes
     if units is not None:
-        plan = plan_at(study, strategy, units=units)
+        plan = study.privacy_plan(units=units)
         return (*notes, *(plan.explain() if plan is not None else ()))
-    noise = "; ".join(_noise(study, strategy, count) for count in _EXAMPLES)
+    noise = "; ".join(_noise(study, count) for count in _EXAMPLES)
     return (
         f"Every site adds noise while it trains, so that its part in this study costs at most epsilon "
         f"{study.privacy.epsilon:g} with delta {study.privacy.delta:g} for each {study.privacy.unit}. Each site "
@@ -102,9 +101,9 @@ def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, 
     )
 
 
-def _noise(study: Study, strategy: Strategy, units: int) -> str:
+def _noise(study: Study, units: int) -> str:
     try:
-        plan = plan_at(study, strategy, units=units)
+        plan = study.privacy_plan(units=units)
     except SettingsError:
         return f"with {units:,} there is no sensible one"
     return "" if plan is None else f"with {units:,}, {plan.noise:.3g} times what one of them can say"

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
 
 from secure_fl import strategies
 from secure_fl.errors import SettingsError
+from secure_fl.settings import Settings
 from secure_fl.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from secure_fl.privacy.plan import PrivacyPlan
-    from secure_fl.study.settings import Study
     from secure_fl.tasks.base import Task
 
 
-def require_private(study: Study, strategy: Strategy, task: Task) -> None:
+class PrivacySection(Settings):
+    """Differential privacy: what the study may cost at each site, and about whom (docs/privacy.md)."""
+
+    mode: Literal["none", "dp-sgd", "distributed"] = "none"
+    unit: Literal["record", "group"] = "record"
+    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
+    delta: float | None = Field(None, gt=0, lt=1)
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)  # the largest norm of one unit's gradient
+    group_rows: int = Field(4, ge=1, le=10_000)  # of one group, that count in a step
+    spare_attempts: int = Field(2, ge=0, le=100_000)  # trainings beyond one a round that the noise is enough for
+    rationale: str = Field("", max_length=4000)  # why this much: for whoever reads a site's audit
+
+
+def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> None:
     """Raise `SettingsError` or `NotPrivateError` unless noise can bound what leaves. Nothing to say without privacy."""
-    privacy = study.privacy
     if privacy.mode == "none":
         return
     if privacy.mode != "dp-sgd":
@@ -34,23 +48,17 @@ def require_private(study: Study, strategy: Strategy, task: Task) -> None:
             f"strategy {strategy.name!r} does not say what shapes its update, so that no noise can bound it",
             advice=f"strategies that do: {', '.join(able)}",
         )
-    if study.protection.reference_samples is not None:
-        raise SettingsError(
-            "protection.reference_samples weighs a site by its number of records, which no noise covers",
-            advice="leave it out under differential privacy: every site then counts the same",
-        )
     from secure_fl.privacy.readiness import require_layers, require_preprocessing
 
     require_preprocessing(task)
     require_layers(task.model())
 
 
-def plan_at(study: Study, strategy: Strategy, *, units: int) -> PrivacyPlan | None:
+def plan_at(privacy: PrivacySection, strategy: Strategy, *, rounds: int, units: int) -> PrivacyPlan | None:
     """What a study costs at a site that declares so many units; None without differential privacy.
 
     Raises `SettingsError` where no sensible noise is enough.
     """
-    privacy = study.privacy
     if privacy.mode == "none":
         return None
     from secure_fl.privacy.plan import PrivacyPlan
@@ -58,7 +66,7 @@ def plan_at(study: Study, strategy: Strategy, *, units: int) -> PrivacyPlan | No
     return PrivacyPlan.make(
         epsilon=privacy.epsilon,
         delta=privacy.delta,
-        rounds=study.study.rounds,
+        rounds=rounds,
         epochs=strategy.charged_epochs() or 0,
         batch_size=strategy.settings.batch_size,
         units=units,

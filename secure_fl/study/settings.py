@@ -25,9 +25,11 @@ from secure_fl.settings import Settings, nearest, read_toml, require_known
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle, checked, divide, smallest_circle
 from secure_fl.study.combinations import require_combinations
+from secure_fl.study.private import PrivacySection, plan_at, require_private
 from secure_fl.tasks.partition import PartitionSettings
 
 if TYPE_CHECKING:
+    from secure_fl.privacy.plan import PrivacyPlan
     from secure_fl.study.start import Outline
     from secure_fl.tasks.base import Task
 
@@ -154,19 +156,6 @@ class ProtectionSection(_WithSettings):
                 raise UnknownNameError("key", f"protection.{key}", nearest=nearest(key, known), known=known)
         protect.create(self.kind, self.settings, recovery=self.recovery)
         return self
-
-
-class PrivacySection(Settings):
-    """Differential privacy: what the study may cost at each site, and about whom (docs/privacy.md)."""
-
-    mode: Literal["none", "dp-sgd", "distributed"] = "none"
-    unit: Literal["record", "group"] = "record"
-    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
-    delta: float | None = Field(None, gt=0, lt=1)
-    clip: float = Field(1.0, gt=0, allow_inf_nan=False)  # the largest norm of one unit's gradient
-    group_rows: int = Field(4, ge=1, le=10_000)  # of one group, that count in a step
-    spare_attempts: int = Field(2, ge=0, le=100_000)  # trainings beyond one a round that the noise is enough for
-    rationale: str = Field("", max_length=4000)  # why this much: for whoever reads a site's audit
 
 
 class RoundsSection(Settings):
@@ -377,6 +366,13 @@ class Study(Settings):
             named.add(PLAIN_METRICS)
         return frozenset(named)
 
+    def privacy_plan(self, *, units: int) -> PrivacyPlan | None:
+        """What the study costs at a site that declares so many units; None without differential privacy.
+
+        Raises `SettingsError` where no sensible noise is enough.
+        """
+        return plan_at(self.privacy, self.make_strategy(), rounds=self.study.rounds, units=units)
+
     def check(self, *, nodes: int | None = None) -> Layout:
         """Everything that can be known without a site: names exist, parts fit together, enough sites, the first model.
 
@@ -386,14 +382,18 @@ class Study(Settings):
         """
         # Imported here: the registries are light, the task itself needs torch.
         from secure_fl import tasks
-        from secure_fl.study.private import require_private
         from secure_fl.tasks.model_blocks import initial_blocks
 
         require_known("strategy", self.strategy.name, strategies.known())
         require_known("protection", self.protection.kind, protect.known())
         strategy, protection = self.make_strategy(), self.make_protection()
         task = tasks.create(self.task.name, self.task.settings)
-        require_private(self, strategy, task)
+        require_private(self.privacy, strategy, task)
+        if self.privacy.mode != "none" and self.protection.reference_samples is not None:
+            raise SettingsError(
+                "protection.reference_samples weighs a site by its number of records, which no noise covers",
+                advice="leave it out under differential privacy: every site then counts the same",
+            )
         if self.study.initial:
             layout = self._outline(task, strategy).whole
         else:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import secure_fl.cli
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
+from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy.decisions import approval
-from secure_fl.privacy.ledger import LedgerHead
 from secure_fl.privacy.witness import WitnessFile
 from secure_fl.study.settings import Study
 from tests.support.ledgers import HEART, LUNG, Story, noisy, note_of, signed_again
+from tests.support.processes import ROOT
 
 
 class Desk:
@@ -68,7 +72,7 @@ def test_a_sound_ledger_is_told_in_words(desk: Desk) -> None:
     assert "limit ε = 3 at δ = 1e-05, never exceeded" in out
     assert "planned, never closed" in out
     assert "no witness: that the end was not cut off" in out
-    assert "note: 1 planned rounds were never closed" in out
+    assert "note: 1 planned round was never closed" in out
     (first,) = [line for line in out.splitlines() if " heart " in line and " 1 " in line and "masked" in line]
     assert "ward-7" in first
     assert "2,048" in first
@@ -209,3 +213,26 @@ def test_help_does_not_load_what_only_an_audit_needs() -> None:
         "sys.exit(any(name in sys.modules for name in ('dp_accounting', 'opacus', 'secure_fl.privacy.accounting')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+
+
+PAGE = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+
+
+def test_the_officers_page_names_commands_and_messages_that_there_are() -> None:
+    command = typer.main.get_command(secure_fl.cli.app)
+    lines = re.findall(r"^(secure-fl audit .+)$", PAGE, re.MULTILINE)
+    assert len(lines) == 2
+    for line in lines:
+        name, *words = shlex.split(line)[2:]
+        known = {option for parameter in command.commands["audit"].commands[name].params for option in parameter.opts}  # type: ignore[attr-defined]
+        assert {word for word in words if word.startswith("-")} <= known
+    packages = [path for package in ("privacy", "identity") for path in (ROOT / "secure_fl" / package).glob("*.py")]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in packages)
+    table = PAGE.partition("## When it says")[2].partition("A ledger that an older")[0]
+    messages = [
+        text for cell in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for text in re.findall("`(.+?)`", cell)
+    ]
+    assert len(messages) > 8
+    for message in messages:
+        for part in re.split("…|[:;] ", message):
+            assert part.strip() in source, part

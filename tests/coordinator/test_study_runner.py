@@ -111,7 +111,7 @@ def test_an_update_that_is_no_number_never_leaves_and_the_wire_does_not_say_why(
             for entry in read_ledger(fed.workspace.node_folder("site-01") / "ledger.jsonl")
             if entry.facts.get("round") == 1
         ]
-        assert kinds == ["planned", "cancelled"]  # nothing left, nothing is charged
+        assert kinds == ["planned"]  # Nothing left; but something was computed, so it is not taken back.
 
     play(tmp_path, {}, scenario)
 
@@ -339,9 +339,9 @@ def test_under_masks_a_site_is_charged_for_what_carries_its_update_and_not_befor
         kinds = [
             (entry.facts["round"], entry.kind)
             for entry in read_ledger(fed.workspace.node_folder(fed.names[0]) / "ledger.jsonl")
-            if entry.kind != "opened"
+            if entry.kind in ("planned", "sent", "cancelled")
         ]
-        assert kinds[:2] == [(1, "planned"), (1, "cancelled")]
+        assert [kind for number, kind in kinds if number == 1] == ["planned"]
         assert (2, "sent") in kinds
         spent = [
             entry.facts["release"]["bytes"]

@@ -165,7 +165,7 @@ def test_a_node_leaves_cleanly_in_the_middle_of_training_and_heartbeats_go_on_me
         assert leaver.wait(10) == 0
         assert "Traceback" not in fed.log(fed.names[0])
         entries = list(read_ledger(fed.workspace.node_folder(fed.names[0]) / "ledger.jsonl"))
-        assert [entry.kind for entry in entries] == ["opened", "planned", "cancelled"]
+        assert [entry.kind for entry in entries] == ["opened", "approved", "planned"]
         record = fed.finish()
         assert record.outcome == "finished"
         assert all(round_.cohort == fed.names[1:] for round_ in record.rounds)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from node import service
+from secure_fl.errors import CertificateError
 from secure_fl.identity.certificates import utc_now
-from secure_fl.privacy.ledger import Ledger, read_ledger
+from secure_fl.privacy.ledger import Ledger, read_ledger, read_site_ledger
 from secure_fl.results.record import StudyRecord
 from tests.support.federation import Federation, Killed
 from tests.support.outcomes import ending
@@ -81,12 +82,27 @@ def test_the_clock_jumps_while_the_coordinator_is_dead(tmp_path: Path, seconds: 
     assert ending(fed).lost == 0
 
 
-@pytest.mark.parametrize("days", [1, -1])
-def test_nodes_and_coordinator_disagree_on_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+def test_a_clock_before_the_certificate_s_first_day_is_found_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written would never verify: nobody vouched for the site at that time."""
+
+    class Early(Ledger):
+        def __init__(self, path: Path, **keywords: object) -> None:
+            super().__init__(path, **{**keywords, "now": lambda: utc_now() - timedelta(days=1)})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(service, "Ledger", Early)
+    fed = Federation(tmp_path / "run", SETTINGS)
+    with pytest.raises(CertificateError, match="not valid before"):
+        run(fed, time.time)
+    assert not (fed.workspace.node_folder(fed.names[0]) / "ledger.jsonl").exists()
+
+
+def test_nodes_and_coordinator_disagree_on_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes' ledgers are written under another date than the coordinator's records, and still verify."""
 
     def elsewhere() -> datetime:
-        return utc_now() + timedelta(days=days)
+        return utc_now() + timedelta(days=1)
 
     class Skewed(Ledger):
         def __init__(self, path: Path, **keywords: object) -> None:
@@ -99,19 +115,20 @@ def test_nodes_and_coordinator_disagree_on_the_day(tmp_path: Path, monkeypatch: 
     assert [round_.cohort for round_ in record.rounds] == [fed.names] * 3
     for name in fed.names:
         entries = list(read_ledger(fed.workspace.node_folder(name) / "ledger.jsonl"))
-        assert [entry.kind for entry in entries] == ["opened", *["planned", "sent"] * 3]
+        assert [entry.kind for entry in entries] == ["opened", "approved", *["planned", "sent"] * 3]
         assert all(abs(datetime.fromisoformat(entry.time) - elsewhere()) < timedelta(hours=1) for entry in entries)
 
 
 def test_a_ledger_whose_clock_runs_backwards_still_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([utc_now() - timedelta(days=n) for n in range(100)])
-
     class Backwards(Ledger):
         def __init__(self, path: Path, **keywords: object) -> None:
+            times = iter([utc_now() - timedelta(days=n) for n in range(100)])
             super().__init__(path, **{**keywords, "now": lambda: next(times)})  # type: ignore[arg-type]
 
     monkeypatch.setattr(service, "Ledger", Backwards)
     fed = Federation(tmp_path / "run", SETTINGS)
     assert run(fed, time.time) is not None
     for name in fed.names:
-        assert len(list(read_ledger(fed.workspace.node_folder(name) / "ledger.jsonl"))) == 7
+        path = fed.workspace.node_folder(name) / "ledger.jsonl"
+        ca = (fed.workspace.folder / "ca.pem").read_bytes()
+        assert len(read_site_ledger(path, authority=ca, site=name)) == 8

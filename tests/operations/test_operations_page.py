@@ -28,7 +28,7 @@ from secure_fl.cli import app
 from secure_fl.operations.operator import OperatorFile
 from secure_fl.privacy.ledger import read_ledger
 from secure_fl.settings import read_toml
-from tests.support.page import Machines, fences
+from tests.support.page import Machines, fences, links, missing_links
 from tests.support.processes import ROOT, free_port
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -47,12 +47,13 @@ def addresses() -> dict[str, str]:
 
 
 def give_data(folder: Path) -> None:
-    """Every hospital has its own rows."""
+    """Every hospital has its own rows, and those of a ward apart."""
     rows = load_breast_cancer()
     for index, site in enumerate(SITES):
         (folder / site).mkdir()
-        part = slice(index, None, len(SITES))
-        np.savez(folder / site / "data.npz", x=rows.data[part], y=rows.target[part])
+        for half, name in enumerate(("data.npz", "ward.npz")):
+            part = slice(2 * index + half, None, 2 * len(SITES))
+            np.savez(folder / site / name, x=rows.data[part], y=rows.target[part])
 
 
 def status(machines: Machines, study: str) -> dict[str, Any]:
@@ -126,7 +127,14 @@ def check_finished(machines: Machines, said: str) -> None:
     known = {study["id"]: study for study in json.loads(said.splitlines()[-1])["studies"]}
     mine = known[heart["study_id"]]
     assert (mine["releases"], mine["epsilon"], mine["approved"]) == (6, None, True)
-    assert len(known) == 3
+    assert len(known) == 4
+    ward = known[status(machines, "ward")["study_id"]]
+    assert ward["releases"] == 4
+    assert 0 < ward["epsilon"] < 3
+    unbounded = {row["dataset"]: row["unbounded"] for row in json.loads(said.splitlines()[-1])["datasets"]}
+    assert unbounded == {"breast-cancer": True, "ward": False}
+    page = (folder / "hospital-a" / "ward.html").read_text()
+    assert f"{ward['epsilon']:.4g}" in page
 
 
 def check_refused(machines: Machines) -> None:
@@ -217,7 +225,9 @@ ELSEWHERE = {
     "studies",
     "datasets",
     "simulation",
+    "datasets.breast-cancer.units",
     "datasets.breast-cancer.share",
+    "datasets.ward.share",
 }
 
 
@@ -228,7 +238,8 @@ def test_every_key_is_on_the_page_with_its_default(name: str) -> None:
     shown = dict(flat(tomllib.loads("\n".join(lines))))
     expected = dict(defaults(FILES[name]))
     if name == "node.toml":
-        expected |= {f"datasets.breast-cancer.{key}": value for key, value in defaults(DatasetSection)}
+        for dataset in ("breast-cancer", "ward"):
+            expected |= {f"datasets.{dataset}.{key}": value for key, value in defaults(DatasetSection)}
     assert shown.keys() == expected.keys() - ELSEWHERE
     changed = {key.rpartition(".")[2] for key, value in shown.items() if value != expected[key]}
     assert changed == {line.split(" =")[0] for line in lines if "# set" in line}
@@ -268,12 +279,8 @@ def test_the_exit_codes_are_those_of_the_errors() -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    headings = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
-    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    links = re.findall(r"\]\(([^)]+)\)", PAGE)
-    assert len(links) > 20
-    for link in links:
-        assert link[1:] in anchors if link.startswith("#") else (ROOT / "docs" / link).exists(), link
+    assert len(links(ROOT / "docs" / "operations.md")) > 20
+    assert missing_links(ROOT / "docs" / "operations.md") == []
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)

@@ -10,12 +10,13 @@ import pytest
 
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
+from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy.accounting import epsilon_pld
 from secure_fl.privacy.audit import Audit, Policy, StudyTerms, examine
 from secure_fl.privacy.decisions import approval, refusal, this_user
 from secure_fl.privacy.events import NoisySteps
 from secure_fl.privacy.filter import BudgetFilter
-from secure_fl.privacy.ledger import Ledger, LedgerHead, read_site_ledger
+from secure_fl.privacy.ledger import Ledger, read_site_ledger
 from tests.support.ledgers import HEART, LUNG, Story, noisy, note_of
 
 
@@ -46,6 +47,14 @@ def test_epsilon_is_recomputed_after_every_release(story: Story) -> None:
     assert ward.sentence.startswith(f"If the site ran the stated code, ε ≤ {ward.epsilon:.4g} at δ = 1e-05")
 
 
+def test_a_simulation_has_no_bound_and_says_what_secret_noise_would_cost(story: Story) -> None:
+    story.rounds(HEART, (1, 2), privacy=noisy(randomness="seeded"))
+    (ward,) = audit(story).datasets
+    assert ward.epsilon is None
+    assert ward.planning == epsilon_pld(steps(72), delta=1e-5)
+    assert "for planning only" in ward.sentence
+
+
 def test_the_reference_site_comes_to_its_epsilon(story: Story) -> None:
     # A digits site: q = 1/9, 360 steps, σ = 3.08, δ = 1e-5 is about ε = 3.
     story.rounds(HEART, range(1, 11), privacy=noisy(policy=None))
@@ -61,7 +70,7 @@ def test_an_open_plan_counts_and_is_said(story: Story) -> None:
     assert found.ok
     assert ward.epsilon == epsilon_pld(steps(36), delta=1e-5)
     assert (ward.sent, ward.bytes) == (0, 0)
-    assert found.notes == ("1 planned rounds were never closed (the node stopped in between); they count as used",)
+    assert found.notes == ("1 planned round was never closed (the node stopped in between), and counts as used",)
 
 
 def test_a_release_without_noise_makes_the_total_unbounded_and_never_zero(story: Story) -> None:
@@ -240,5 +249,19 @@ def test_a_renewed_certificate_is_listed_and_one_that_ran_out_remarked_upon(
         short.certificate.fingerprint,
         north.certificate.fingerprint,
     ]
-    assert found.notes == ("1 entries were written after the site's certificate of the time had expired",)
+    assert found.notes == ("written after the site's certificate of the time had expired: 1 of 3 entries",)
     assert (found.datasets, found.uses, found.ok) == ((), (), True)
+
+
+def test_records_and_groups_do_not_add_up_to_one_epsilon(story: Story) -> None:
+    story.rounds(HEART, (1,), privacy=noisy())
+    story.rounds(LUNG, (1, 2), privacy=noisy(unit="group", group_rows=4))
+    (ward,) = audit(story).datasets
+    assert [use.epsilon is None for use in ward.uses] == [False, True, True]
+    assert "by group in some studies and by record in others" in ward.sentence
+
+
+def test_a_group_is_named_where_all_releases_protect_groups(story: Story) -> None:
+    story.rounds(HEART, (1,), privacy=noisy(unit="group", group_rows=4))
+    (ward,) = audit(story).datasets
+    assert ward.sentence.endswith("for each group of records.")

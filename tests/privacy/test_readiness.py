@@ -178,6 +178,13 @@ def test_batch_normalisation_is_refused(middle: nn.Module) -> None:
         ready(middle)
 
 
+@pytest.mark.parametrize("layer", [nn.LSTM(5, 5), nn.GRU(5, 5), nn.MultiheadAttention(5, 1)])
+def test_layers_that_opacus_has_its_own_of_are_refused(layer: nn.Module) -> None:
+    with pytest.raises(NotPrivateError, match="without a gradient of its own") as caught:
+        require_layers(layer)
+    assert "DPLSTM" in caught.value.hint
+
+
 class OwnNorm(nn.BatchNorm1d):
     """Opacus looks at a layer's exact type."""
 

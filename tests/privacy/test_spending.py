@@ -145,4 +145,17 @@ def test_facts_of_the_first_version_are_releases_without_noise(story: Story) -> 
 def test_noise_from_a_known_seed_bounds_nothing(story: Story) -> None:
     story.rounds(HEART, (1,), privacy=noisy(randomness="seeded"))
     story.rounds(HEART, (2,), privacy=noisy(preprocessing="data-dependent"))
+    assert (told(story)[0].seeded, told(story)[1].seeded) == (True, False)
     assert ["seed" in told(story)[0].unbounded, "preprocessing" in told(story)[1].unbounded] == [True, True]
+
+
+@pytest.mark.parametrize("size", ["7", -1, 1.5, None])
+def test_what_left_has_a_size(story: Story, size: object) -> None:
+    story.send(story.plan(HEART, 1), size=size)  # type: ignore[arg-type]
+    assert bad(story) == "entry 2 (sent) does not say how much left"
+
+
+@pytest.mark.parametrize("limit", [{"policy": {"epsilon": "3"}}, {"order": True}, {"policy": [3]}])
+def test_a_limit_is_made_of_numbers(story: Story, limit: dict[str, Any]) -> None:
+    story.plan(HEART, 1, privacy=noisy(**limit))
+    assert bad(story).startswith("entry 1 (planned)")

@@ -107,11 +107,18 @@ Leaving = list[dict[str, npt.NDArray[np.float64]]]
 
 
 def leaving(
-    strategy: Strategy, train: Split, mechanism: Mechanism, *, keys: str = "keys", rounds: int = 2, task: Task = TOWER
+    strategy: Strategy,
+    train: Split,
+    mechanism: Mechanism,
+    *,
+    keys: str = "keys",
+    rounds: int = 2,
+    task: Task = TOWER,
+    kept: Blocks | None = None,
 ) -> Leaving:
     """What leaves a site with these rows, round by round, as the training process runs it."""
     names = strategy.request_for(TOWER, LAYOUT).blocks
-    personal: Blocks = {}
+    personal = kept or {}
     state: dict[str, Any] = {}
     found: Leaving = []
     for number in range(1, rounds + 1):
@@ -263,6 +270,12 @@ def test_fedccas_second_model_stops_after_the_last_comparison() -> None:
     assert [strategy.charged_epochs(number) for number in (1, 2)] == [4, 2]
     first, second = leaving(strategy, EXTREME, TINY)
     assert (first["features"] == second["features"]).all()
+
+
+def test_fedala_does_not_read_a_model_that_was_kept_without_noise() -> None:
+    strategy, kept = maker("fedala")(), {name: vector + np.float32(2) for name, vector in INITIAL.items()}
+    with_it, without = (leaving(strategy, others(), TINY, kept=personal) for personal in (kept, None))
+    assert influence(with_it, without) == 0
 
 
 # --- leaks that are planted, and found ----------------------------------------------------------------------------

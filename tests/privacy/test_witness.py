@@ -12,8 +12,9 @@ import pytest
 from secure_fl.errors import SignatureError, StorageError, WitnessError
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
+from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy import witness as module
-from secure_fl.privacy.ledger import LedgerHead, read_ledger
+from secure_fl.privacy.ledger import read_ledger
 from secure_fl.privacy.witness import WitnessFile, missing_from, read_witness, two_stories
 from tests.support.ledgers import HEART, LUNG, Story, note_of
 

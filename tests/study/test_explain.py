@@ -88,7 +88,7 @@ def test_the_agreement_and_its_limits_are_named() -> None:
     assert parsed.id in explained
     assert "clipped to ±0.25" in explained
     assert "rounded to 12 bits" in explained
-    assert "ε per round is not bounded" in explained
+    assert "nothing limits how much the results can reveal" in explained
 
 
 def test_weights_are_explained() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -12,8 +12,9 @@ from secure_fl.aggregation import Combine, RequestKind
 from secure_fl.blocks import Layout
 from secure_fl.errors import OverflowInvariantError, SettingsError, UnknownNameError
 from secure_fl.protect.none import UnsafeNone
-from secure_fl.strategies.base import Request
+from secure_fl.strategies.base import Request, Strategy
 from secure_fl.strategies.fedavg import FedAvg
+from secure_fl.study.settings import PLAIN_METRICS
 from tests.protect.rosters import study
 
 
@@ -116,10 +117,33 @@ def test_bits_that_could_overflow_the_ring_are_refused() -> None:
         study(0, protection={"bits": 24}).check(nodes=257)
 
 
-@pytest.mark.parametrize("mode", ["dp-sgd", "distributed"])
-def test_a_privacy_mode_of_the_future_is_refused(mode: str) -> None:
-    with pytest.raises(SettingsError, match=f"privacy.mode '{mode}' is not available"):
-        study(privacy={"mode": mode}).check()
+PRIVATE = {"mode": "dp-sgd", "epsilon": 3.0, "delta": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"privacy": {"mode": "distributed"}}, "privacy.mode 'distributed' is not available"),
+        ({"privacy": {"mode": "dp-sgd", "epsilon": 3.0}}, "privacy.epsilon and privacy.delta"),
+        ({"privacy": PRIVATE, "protection": {"reference_samples": 100}}, "which no noise covers"),
+    ],
+)
+def test_privacy_that_cannot_be_kept_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        study(**sections).check()
+
+
+def test_a_strategy_that_does_not_say_what_shapes_its_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    study(privacy=PRIVATE).check()
+    monkeypatch.setattr(FedAvg, "charged_epochs", Strategy.charged_epochs)
+    with pytest.raises(SettingsError, match="does not say what shapes its update"):
+        study(privacy=PRIVATE).check()
+
+
+def test_measurements_without_noise_are_an_exception_of_private_studies() -> None:
+    assert PLAIN_METRICS in study(privacy=PRIVATE).exceptions
+    assert PLAIN_METRICS not in study(privacy=PRIVATE, metrics={"share": "none"}).exceptions
+    assert PLAIN_METRICS not in study().exceptions
 
 
 @pytest.mark.parametrize("kind", ["masked", "sealed"])

@@ -27,7 +27,16 @@ OTHER: dict[str, dict[str, Any]] = {
         "robust": "median",
         "settings": None,  # each protection has its own
     },
-    "privacy": {"mode": "dp-sgd", "epsilon": 1.0, "delta": 1e-5, "clip": 1.0},
+    "privacy": {
+        "mode": "dp-sgd",
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "clip": 2.0,
+        "unit": "group",
+        "group_rows": 9,
+        "spare_attempts": 9,
+        "rationale": "because",
+    },
     "rounds": {"mode": None, "deadline": 601.0, "phase_deadline": 61.0, "gather": 61.0, "attempts": 4, "patience": 1.0},
     "metrics": {"share": "none", "ceiling": 99.0},
 }

@@ -11,9 +11,10 @@ from typing import Any
 
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
+from secure_fl.identity.ledger_head import LedgerHead, sign_head
 from secure_fl.privacy.events import NoisySteps
-from secure_fl.privacy.ledger import Ledger, LedgerHead
-from secure_fl.privacy.witness import WitnessNote, sign_head
+from secure_fl.privacy.ledger import Ledger
+from secure_fl.privacy.witness import WitnessNote
 
 HEART, LUNG = "5a" * 32, "7c" * 32
 

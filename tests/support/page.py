@@ -44,6 +44,27 @@ def fences(page: str) -> Iterator[Fence]:
             yield Fence(language=language, text=text, sites=sites, background=background, **words)
 
 
+def links(page: Path) -> list[str]:
+    """Where a page leads to, as written."""
+    return re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+
+
+def missing_links(page: Path) -> list[str]:
+    """Links of a page that lead to no file, or to no heading in it."""
+
+    def leads_somewhere(link: str) -> bool:
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        return target.exists() and (not heading or heading in _anchors(target))
+
+    return [link for link in links(page) if not link.startswith("https://") and not leads_somewhere(link)]
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 class Machines:
     """A folder for each machine the page names, side by side, and what runs there. Use as a context manager."""
 

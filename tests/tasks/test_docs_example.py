@@ -62,6 +62,35 @@ def test_it_takes_part_in_simulations(task: Task, table: Path) -> None:
     assert [len(part.train) + len(part.test) for part in parts] == [100, 100, 100]
 
 
+def test_a_row_is_scaled_by_the_studys_ranges_and_nothing_else(monkeypatch: pytest.MonkeyPatch, table: Path) -> None:
+    monkeypatch.syspath_prepend(DOCS / "examples")
+    settings = {"features": ["age", "weight"], "target": "pressure", "ranges": {"age": [20, 90]}}
+    data = create("csv_regression:CsvRegression", settings).load(Source(path=table))
+    rows = torch.cat([data.train.inputs, data.test.inputs])
+    assert rows[:, 0].abs().max() <= 1
+    assert rows[:, 0].min() < -0.9
+    assert 45 <= float(rows[:, 1].min()) <= float(rows[:, 1].max()) <= 120
+    less = table.with_name("less.csv")
+    less.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    without = create("csv_regression:CsvRegression", settings).load(Source(path=less))
+    known = {tuple(row) for row in rows.tolist()}
+    assert {tuple(row) for row in torch.cat([without.train.inputs, without.test.inputs]).tolist()} < known
+
+
+def test_a_column_may_say_whose_row_it_is(monkeypatch: pytest.MonkeyPatch, table: Path) -> None:
+    monkeypatch.syspath_prepend(DOCS / "examples")
+    header, *lines = table.read_text().splitlines()
+    with_patients = [f"{header},patient", *(f"{line},p{number // 3}" for number, line in enumerate(lines))]
+    table.write_text("\n".join(with_patients) + "\n")
+    settings = {"features": ["age"], "target": "pressure", "groups": "patient"}
+    data = create("csv_regression:CsvRegression", settings).load(Source(path=table))
+    assert data.train.groups is not None
+    assert data.test.groups is not None
+    sides = set(data.train.groups.tolist()), set(data.test.groups.tolist())
+    assert not sides[0] & sides[1]
+    assert len(sides[0] | sides[1]) == 100
+
+
 @pytest.mark.parametrize("text", ["age,weight\n1,2\n", "age,weight,pressure\n1,2,high\n", "age,weight,pressure\n1\n"])
 def test_a_table_that_does_not_fit_is_refused(task: Task, tmp_path: Path, text: str) -> None:
     (tmp_path / "wrong.csv").write_text(text)
@@ -74,7 +103,7 @@ def test_no_table_is_refused(task: Task, tmp_path: Path) -> None:
         with pytest.raises(DataError):
             task.load(source)
     (tmp_path / "empty.csv").write_text("age,weight,pressure\n")
-    with pytest.raises(DataError, match="0 rows"):
+    with pytest.raises(DataError, match="0 rows of 0 units are too few"):
         task.load(Source(path=tmp_path / "empty.csv"))
 
 

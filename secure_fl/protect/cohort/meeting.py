@@ -58,12 +58,17 @@ def meet(
     """At a node: everybody who takes part, verified and vouched for now, and this node with what it said itself.
 
     A circle that may not be opened, after all that any of its members was part of before, is refused before anything is
-    made for it. Without `mine` after a restart, when the roster comes from the node's own memory.
+    made for it. What peers show of their ledgers is noted. Without `mine` after a restart, when the roster comes from
+    the node's own memory.
     """
     manifests = parse(Roster, roster).manifests
     if mine is not None and mine not in manifests:
         raise ProtectionError("this node's own manifest is missing or was changed")
     cohort = SignedCohort.read(context, manifests, kind).vouched(host.me.vouch)
+    if host.witness is not None and mine is not None:
+        # Before anything is judged: what a peer signed is evidence, whether or not the attempt comes to anything.
+        shown = [peer.shown for peer in cohort.peers.values() if peer.name != host.me.name]
+        host.witness.saw(shown, study=context.study_id, round=context.round, attempt=context.attempt)
     if context.whole and mine is not None:
         _judged(context, cohort, host, [cohort.names])(host.past.known())
     if context.kind is RequestKind.COMBINE and mine is not None:

@@ -17,15 +17,16 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from secure_fl.errors import CertificateError, CohortTooSmallError, OverflowInvariantError, ProtectionError
 from secure_fl.identity.certificates import Certificate
-from secure_fl.identity.member import Member
+from secure_fl.identity.ledger_head import LedgerHead, sign_head, verify_head
 from secure_fl.identity.signing import transcript, verify
 from secure_fl.limits import KEYED_NODES
 from secure_fl.protect.cohort.minima import require_cohort, require_whole
-from secure_fl.protect.contract import RoundContext
+from secure_fl.protect.contract import Host, RoundContext
 from secure_fl.protect.past import CHANGING_COHORTS, Row
 from secure_fl.protect.primitives.agreement import usable
 from secure_fl.protect.release.guard import releasable
-from secure_fl.rpc.protect_cohort_pb2 import Manifest, Together
+from secure_fl.protect.witness import ShownHead, no_ledger
+from secure_fl.rpc.protect_cohort_pb2 import Manifest, SignedHead, Together
 
 _MAX_MANIFEST = 64 * 1024  # Everybody is sent everybody's; rows of earlier sums are what makes one long.
 _MAX_GROUPS = 64  # different cohorts in one round; each costs every node a share per peer
@@ -97,29 +98,24 @@ class Peer(Generic[E]):
     exceptions: frozenset[str]
     opened: tuple[Row, ...]  # sums it was part of before
     said: E  # what its protection's extension says
+    shown: ShownHead  # how far its ledger goes
     manifest: Manifest
 
 
 def make_manifest(
-    context: RoundContext,
-    me: Member,
-    *,
-    protocol: str,
-    blocks: Iterable[str],
-    extension: bytes,
-    exceptions: Iterable[str] = (),
-    opened: Iterable[Row] = (),
+    context: RoundContext, host: Host, *, protocol: str, blocks: Iterable[str], extension: bytes
 ) -> Manifest:
-    """A node's signed statement about itself in this attempt."""
-    held = set(blocks)
+    """A node's signed statement about itself in this attempt. Raises `StorageError`."""
+    me, held = host.me, set(blocks)
     bits = sum(1 << position for position, name in enumerate(context.layout.names) if name in held)
     manifest = Manifest(
         node=me.name,
         certificate=me.certificate.der,
         blocks=bits.to_bytes(_bitmap_bytes(context), "little"),
         extension=extension,
-        exceptions=sorted(exceptions),
-        opened=[Together(nodes=row) for row in opened],
+        exceptions=sorted(host.exceptions),
+        opened=[Together(nodes=row) for row in host.past.known().rows],
+        ledger=_shown(context, host),
     )
     manifest.signature = me.key.sign(f"{protocol} manifest", *_signed(context, manifest))
     return manifest
@@ -149,6 +145,7 @@ def read_manifest(context: RoundContext, manifest: Manifest, kind: ManifestKind[
         raise ProtectionError(f"{name} leaves out blocks that every site of this study shares")
     return Peer(
         name=name,
+        shown=_read_head(context, certificate, manifest.ledger),
         certificate=certificate,
         blocks=frozenset(block for position, block in enumerate(context.layout.names) if bits >> position & 1),
         exceptions=frozenset(manifest.exceptions),
@@ -286,7 +283,32 @@ def _rows(name: str, manifest: Manifest) -> tuple[Row, ...]:
     return rows
 
 
+def _shown(context: RoundContext, host: Host) -> SignedHead:
+    head = no_ledger(host.me.name) if host.witness is None else host.witness.head()
+    signature = sign_head(host.me.key, head, study=context.study_id, round=context.round, attempt=context.attempt)
+    return SignedHead(length=head.length, head=bytes.fromhex(head.head), signature=signature)
+
+
+def _read_head(context: RoundContext, certificate: Certificate, said: SignedHead) -> ShownHead:
+    """How far a site's ledger goes. Nobody takes part without saying so, in words that it cannot take back later."""
+    try:
+        head = LedgerHead(site=certificate.name, length=said.length, head=said.head.hex())
+    except ValueError:
+        raise ProtectionError(f"{certificate.name} does not say how far its ledger goes") from None
+    # The manifest's signature covers this one; it does not make it right. A note of a wrong one would convince nobody.
+    verify_head(
+        certificate.signing_public,
+        said.signature,
+        head,
+        study=context.study_id,
+        round=context.round,
+        attempt=context.attempt,
+    )
+    return ShownHead(head=head, certificate=certificate, signature=said.signature)
+
+
 def _signed(context: RoundContext, manifest: Manifest) -> tuple[bytes, ...]:
+    ledger = manifest.ledger
     return (
         context.binding,
         manifest.node.encode(),
@@ -295,4 +317,5 @@ def _signed(context: RoundContext, manifest: Manifest) -> tuple[bytes, ...]:
         manifest.extension,
         transcript("exceptions", *(exception.encode() for exception in manifest.exceptions)),
         *(transcript("opened", *(node.encode() for node in row.nodes)) for row in manifest.opened),
+        transcript("ledger", ledger.length.to_bytes(8, "little"), ledger.head, ledger.signature),
     )

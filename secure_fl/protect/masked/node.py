@@ -50,12 +50,10 @@ class CircleNode(InTurn):
     def _advertise(self, _message: Message) -> Message:
         self._manifest = make_manifest(
             self._context,
-            self._me,
+            self._host,
             protocol=MANIFESTS.protocol,
             blocks=self._blocks,
             extension=MANIFESTS.write(self._mask_key),
-            exceptions=self._host.exceptions,
-            opened=self._host.past.known().rows,
         )
         return say(self._manifest)
 

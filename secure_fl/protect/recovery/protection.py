@@ -23,7 +23,7 @@ class MaskedWithRecovery(Protection):
     """Nobody sees an update; sites need not trust the coordinator for that."""
 
     name: ClassVar[str] = "masked"
-    payload_version: ClassVar[int] = 3
+    payload_version: ClassVar[int] = 4
     coordinator_sees_updates: ClassVar[bool] = False
     order: ClassVar[Mapping[RequestKind, tuple[str, ...]]] = {RequestKind.SUM: PHASES}
     carrier: ClassVar[str] = UPLOAD

@@ -38,7 +38,7 @@ class Sealed(CombiningProtection):
     """Nobody sees an update; what opens, and where, is decided by the sites that hold the keys."""
 
     name: ClassVar[str] = "sealed"
-    payload_version: ClassVar[int] = 2
+    payload_version: ClassVar[int] = 3
     coordinator_sees_updates: ClassVar[bool] = False
     bits: ClassVar[int] = 20
     order: ClassVar[Mapping[RequestKind, tuple[str, ...]]] = {RequestKind.SUM: SUM, RequestKind.COMBINE: COMBINE}

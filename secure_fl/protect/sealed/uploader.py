@@ -43,12 +43,10 @@ class Uploader:
         self._sketch_shares = dealt.shares if dealt else []
         self._manifest = make_manifest(
             party.context,
-            party.me,
+            party.host,
             protocol=MANIFESTS.protocol,
             blocks=self._blocks,
             extension=party.extension(dealt, self._opened_before()),
-            exceptions=party.host.exceptions,
-            opened=party.host.past.known().rows,
         )
         return say(self._manifest)
 

@@ -25,7 +25,7 @@ from secure_fl.protect.primitives.masks import add_masks
 from secure_fl.protect.primitives.packing import WORD, Packing, Words
 from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
 from secure_fl.rpc.protect_masked_pb2 import CircleCommit, CircleCommits
-from tests.protect.cohorts import InMemory, context, contribution, halves, layout
+from tests.protect.cohorts import InMemory, context, contribution, halves, host, layout
 from tests.protect.members import enrol, member
 
 MASKED = Masked()
@@ -181,7 +181,7 @@ def test_a_node_is_shown_its_own_manifest_and_the_rosters_certificates() -> None
 
         forged = signed.make_manifest(
             about,
-            stranger,
+            host(stranger),
             protocol="circle",
             blocks=("body", "head"),
             extension=MANIFESTS.write(X25519PrivateKey.generate()),

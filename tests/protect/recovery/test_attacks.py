@@ -149,7 +149,7 @@ def manifest(
     extension = MANIFESTS.write(
         mask_key=mask or X25519PrivateKey.generate(), envelope_key=envelope or X25519PrivateKey.generate()
     )
-    return make_manifest(about, who, protocol="masked", blocks=("body", "head"), extension=extension)
+    return make_manifest(about, host(who), protocol="masked", blocks=("body", "head"), extension=extension)
 
 
 def reworded(manifest: Manifest, **fields: bytes) -> None:
@@ -307,10 +307,10 @@ def test_an_extension_is_taken_in_one_encoding_and_with_nothing_else_in_it() -> 
         b"\xff",
         b"",
     ):
-        forged = make_manifest(table.about, member("n1"), protocol="masked", blocks=("body",), extension=extension)
+        forged = make_manifest(table.about, host("n1"), protocol="masked", blocks=("body",), extension=extension)
         with pytest.raises((ProtectionError, MalformedMessageError)):
             table.machine.accept("n1", "advertise", _said(forged), InMemory(b""))
-    proper = make_manifest(table.about, member("n1"), protocol="masked", blocks=("body",), extension=b"".join(fields))
+    proper = make_manifest(table.about, host("n1"), protocol="masked", blocks=("body",), extension=b"".join(fields))
     table.machine.accept("n1", "advertise", _said(proper), InMemory(b""))
 
 

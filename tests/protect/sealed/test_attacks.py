@@ -63,7 +63,7 @@ from secure_fl.rpc.protect_sealed_pb2 import (
     SealedSums,
     SealedUpload,
 )
-from tests.protect.cohorts import InMemory, context, contribution, layout
+from tests.protect.cohorts import InMemory, context, contribution, host, layout
 from tests.protect.members import authority, enrol, member
 from tests.protect.sealed.table import NAMES, RECOMPUTES, Table, combine_round, edited, flip, reworded, said, sum_round
 
@@ -87,7 +87,7 @@ def manifest(
     extension = MANIFESTS.write(
         reply_key=reply or X25519PrivateKey.generate(), envelope_key=envelope or X25519PrivateKey.generate()
     )
-    return make_manifest(about, who, protocol=protocol, blocks=("body", "head"), extension=extension)
+    return make_manifest(about, host(who), protocol=protocol, blocks=("body", "head"), extension=extension)
 
 
 def swap(roster: Roster, name: str, forged: Manifest) -> None:
@@ -268,7 +268,7 @@ def test_an_extension_has_what_the_round_asks_for_and_nothing_else(attack: str) 
     honest = parse(SealedManifest, manifest(table.about, member("n2")).extension)
     EXTENSIONS[attack](honest)
     extension = honest.SerializeToString(deterministic=True)
-    forged = make_manifest(table.about, member("n2"), protocol="sealed", blocks=("body", "head"), extension=extension)
+    forged = make_manifest(table.about, host("n2"), protocol="sealed", blocks=("body", "head"), extension=extension)
     with pytest.raises((ProtectionError, MalformedMessageError)):
         table.machine.accept("n2", "advertise", said(forged), InMemory(b""))
     table.until("upload")
@@ -282,7 +282,7 @@ def test_a_sum_has_no_rows_behind_it(opened: int) -> None:
     extension = MANIFESTS.write(
         envelope_key=X25519PrivateKey.generate(), reply_key=X25519PrivateKey.generate(), opened=[bytes(32)] * opened
     )
-    told = make_manifest(table.about, member("n2"), protocol="sealed", blocks=("body",), extension=extension)
+    told = make_manifest(table.about, host("n2"), protocol="sealed", blocks=("body",), extension=extension)
     if opened:
         with pytest.raises(ProtectionError, match="remembers too much"):
             table.machine.accept("n2", "advertise", said(told), InMemory(b""))
