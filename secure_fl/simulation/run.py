@@ -40,9 +40,11 @@ def run(
     started = time.monotonic()
     with ENGINES[engine]() as run_engine:
         study.check(nodes=study.simulation.nodes)
+        # Before there is a folder: a plan that cannot be made leaves nothing behind.
+        lines = plan_lines(study) if study.privacy.mode != "none" else ()
         workspace = prepare(folder, study, policy=policy)
-        if workspace.study.privacy.mode != "none":
-            listener(PrivacyPlanned(study_id=workspace.study.id, text="\n".join(plan_lines(workspace.study))))
+        if lines:
+            listener(PrivacyPlanned(study_id=workspace.study.id, text="\n".join(lines)))
         troubles = _Troubles(workspace, listener)
         asyncio.run(run_engine(workspace, troubles.listen))
     record = _load_record(workspace)

@@ -24,24 +24,31 @@ def plan_lines(study: Study) -> tuple[str, ...]:
 
 
 def declared_units(study: Study) -> list[int]:
-    """One number for each site, rounded to two digits as a site would, of what it has to train on."""
-    return list(_counted(study.model_dump_json()))
+    """One number for each site, rounded to two digits as a site would, of what it has to train on.
+
+    Raises `DataError` where a unit is a group and the task has none.
+    """
+    # Counted once, before and after the sites have certificates.
+    anonymous = study.study.model_copy(update={"roster": {}, "initial": ""})
+    counted = study.model_copy(update={"study": anonymous})
+    return list(_counted(counted.model_dump_json(), len(study.study.roster) or study.simulation.nodes))
 
 
 @lru_cache(maxsize=8)
-def _counted(settings: str) -> tuple[int, ...]:
+def _counted(settings: str, sites: int) -> tuple[int, ...]:
     study = Study.model_validate_json(settings)
-    from secure_fl.tasks.base import Share, Source  # torch, for studies under differential privacy alone
+    # torch, for studies under differential privacy alone
+    from secure_fl.privacy.dp_sgd import units_of
+    from secure_fl.tasks.base import Share, Source
 
-    simulation, sites = study.simulation, len(study.study.roster)
+    simulation = study.simulation
     task = tasks.create(study.task.name, study.task.settings)
     path = Path(simulation.path).resolve() if simulation.path else None
     counts = []
     for index in range(sites):
         share = Share(index=index, of=sites, partition=simulation.partition_settings(), seed=study.study.seed)
         train = task.load(Source(path=path, format=simulation.format or None, share=share)).train
-        groups = train.groups if study.privacy.unit == "group" else None
-        counts.append(len(train) if groups is None else len(set(groups.tolist())))
+        counts.append(len(set(units_of(train, study.privacy.unit).tolist())))
     return tuple(_rounded(count) for count in counts)
 
 

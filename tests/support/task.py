@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from secure_fl.tasks.base import LocalData, Metrics, Source, Split, Task, TaskSettings
+from secure_fl.tasks.base import LocalData, Metrics, Preprocessing, Source, Split, Task, TaskSettings
 
 
 class LineSettings(TaskSettings):
@@ -60,7 +60,7 @@ class Three(Task):
     """Three weights in one block, and data that are there already: for models that a test writes by hand."""
 
     kind: ClassVar[Literal["classification", "regression"]] = "regression"
-    preprocessing = "none"
+    preprocessing: ClassVar[Preprocessing] = "none"
 
     def model(self) -> nn.Module:
         """One block, of zeros."""
@@ -80,3 +80,17 @@ class _Weights(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x @ self.w)[:, None]
+
+
+class Standardised(Three):
+    """Scales by what it finds in the site's own rows."""
+
+    preprocessing: ClassVar[Preprocessing] = "data-dependent"
+
+
+class Normed(Three):
+    """Keeps statistics of the rows in buffers."""
+
+    def model(self) -> nn.Module:
+        """With a batch norm."""
+        return nn.Sequential(OrderedDict(features=nn.Linear(3, 4), norm=nn.BatchNorm1d(4), head=nn.Linear(4, 1)))
