@@ -3,7 +3,8 @@
 DIR/ca.pem  summary.json  report.html  model.safetensors
 DIR/pki/                         the consortium of this run
 DIR/coordinator/                 coordinator.toml, state, log
-DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors, log; traces.jsonl, rows.jsonl if any
+DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors, log;
+                                 if any: witness.jsonl, traces.jsonl, rows.jsonl
 """
 
 from __future__ import annotations
