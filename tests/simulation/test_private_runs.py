@@ -15,7 +15,6 @@ from secure_fl.simulation.run import run
 from secure_fl.simulation.spent import spent_by_site
 from secure_fl.simulation.units import declared_units, plan_lines
 from secure_fl.simulation.workspace import Workspace
-from secure_fl.study.private import plan_at
 from secure_fl.study.settings import Study
 from tests.support.budgets import DELTA, PRIVACY, enough_for
 
@@ -72,7 +71,7 @@ def test_what_sites_spent_is_what_an_auditor_finds(tmp_path: Path) -> None:
     study = Study.read(tmp_path / "out" / "study.toml")
     made = Workspace(folder=tmp_path / "out", study=study, resumed=True, policy={})
     spent = spent_by_site(made)
-    plan = plan_at(study, study.make_strategy(), units=80)
+    plan = study.privacy_plan(units=80)
     assert plan is not None
     expected = epsilon_pld(plan.cost_per_round * 3, delta=DELTA)
     for node in summary["nodes"]:
@@ -83,7 +82,7 @@ def test_what_sites_spent_is_what_an_auditor_finds(tmp_path: Path) -> None:
 
 def test_a_limit_for_two_of_three_rounds_ends_the_run_after_two_and_says_why(tmp_path: Path) -> None:
     study = parsed()
-    plan = plan_at(study, study.make_strategy(), units=80)
+    plan = study.privacy_plan(units=80)
     assert plan is not None
     limit = enough_for(plan, 2)
     with pytest.raises(StudyAbortedError, match="round 3: too few circles") as caught:
