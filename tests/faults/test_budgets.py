@@ -292,7 +292,7 @@ def test_a_process_killed_while_it_trains_has_counted_that(tmp_path: Path) -> No
     marker = tmp_path / "marks" / "m"
     marker.parent.mkdir()
     settings = {
-        "task": {"name": "tests.support.task:Line", "pause": 2.0, "marker": str(marker)},
+        "task": {"name": "tests.support.task:Line", "pause": 1.0, "marker": str(marker)},
         "strategy": {"name": "fedavg", "batch_size": 16, "epochs": 1},
         "privacy": PRIVACY,
     }

@@ -75,7 +75,8 @@ def test_what_sites_spent_is_what_an_auditor_finds(tmp_path: Path) -> None:
     assert plan is not None
     expected = epsilon_pld(plan.cost_per_round * 3, delta=DELTA)
     for node in summary["nodes"]:
-        assert (spent[node["name"]].epsilon, spent[node["name"]].delta) == (node["epsilon"], node["delta"])
+        mine = spent[node["name"]]
+        assert (mine.epsilon, mine.delta) == (node["epsilon"], node["delta"])
         assert node["epsilon"] == pytest.approx(expected)
     assert expected < study.privacy.epsilon  # type: ignore[operator]
 
