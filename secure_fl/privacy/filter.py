@@ -4,8 +4,7 @@
 before. A study goes on, or is planned, because an earlier one looked promising; an attempt is repeated; the next
 study takes another batch size. The usual theorems, also those behind tight accountants (privacy loss distributions,
 f-DP), add up a list of mechanisms that was fixed before the first one ran. "Compose what was run so far, and stop
-when ε is reached" sounds the same and is not: for lists chosen on the way, that rule was shown to be invalid (arXiv
-2602.06756).
+when ε is reached" sounds the same and is not: those theorems say nothing about lists that are chosen on the way.
 
 **What is true** is a theorem about Rényi divergence at one order α. Let every training, given all that came out
 before it, have a divergence of at most ρᵢ between neighbours (one unit more or less), where ρᵢ may be chosen from all
