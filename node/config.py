@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import normpath
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -109,7 +110,7 @@ class NodeFile(DialingFile):
                     f"[policy] delta = {self.policy.delta:g} allows to publish one of the {dataset.units} units of "
                     f"[datasets.{name}] as it is; write far less than 1 / {dataset.units}"
                 )
-        paths = [dataset.path for dataset in self.datasets.values() if dataset.path and dataset.share is None]
+        paths = [normpath(one.path) for one in self.datasets.values() if one.path and one.share is None]
         if twice := sorted({path for path in paths if paths.count(path) > 1}):
             raise ValueError(f"{twice[0]} stands under two ids of [datasets], and each would have a budget of its own")
         return self

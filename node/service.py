@@ -103,7 +103,12 @@ class Node:
             authority=file.ca_pem(),
             expected=took_part(self._store),
         )
-        self._accountant = accountant = SiteAccountant(ledger, own_entries(file, self._store), limit=limit_of(file))
+        self._accountant = accountant = SiteAccountant(
+            ledger,
+            own_entries(file, self._store),
+            limit=limit_of(file),
+            simulated=file.simulation is not None,
+        )
         self._services = SiteServices(
             file=file,
             me=Member(
@@ -286,7 +291,8 @@ class Node:
 
         def forget() -> None:
             joined.store.forget_attempt(*key)
-            if closed.committed:
+            # Only what was sent: a coordinator that says too early that a round is over would have it trained anew.
+            if closed.committed and joined.store.was_sent(closed.round):
                 joined.store.forget_round(closed.round)
 
         if joined.attempt is not None and joined.attempt.key == key and joined.is_running:

@@ -184,9 +184,13 @@ class StudyStore:
         """Note that something made of a round's integers is about to leave: no others may for this round."""
         write_atomically(self.folder / "sent.json", json.dumps(number).encode())
 
+    def was_sent(self, number: int) -> bool:
+        """Whether something made of a round's integers may have left."""
+        return read_json(self.folder / "sent.json", Sent) == number
+
     def require_unsent(self, number: int) -> None:
         """Raise `RefusedError` if integers of this round may have left and are not here any more."""
-        if read_json(self.folder / "sent.json", Sent) == number:
+        if self.was_sent(number):
             raise RefusedError(
                 "what this site sent for this round is not on its disk any more, and other values must not follow",
                 advice="the site takes part again in the next round",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from node.config import DatasetSection
-from node.training.finite import ASTRAY, settled, settled_fit
+from node.training.finite import settled, settled_fit
 from node.training.jobs import FEATURES, Job, Result, layout_from_json
 from node.training.rehearsal import rehearse
 from secure_fl import tasks
@@ -104,7 +104,7 @@ class Trainer:
             if site.traces and job.traces_to:
                 traces.note(Path(job.traces_to), job.round, site.traces)
         else:
-            save_arrays(Path(job.model_to), site.layout.tensors(strategy.inference(site)))
+            save_arrays(Path(job.model_to), site.layout.tensors(_predictor(strategy, site)))
         return Result(samples=site.samples, metrics=metrics)
 
     def _rehearse(self, job: Job) -> Result:
@@ -252,13 +252,26 @@ def _shipped(layout: Layout, received: Blocks) -> dict[str, Vector]:
     return {name: shaped[f"{name}/{SHIPPED_TENSOR}"] for name in layout.names}
 
 
+def _predictor(strategy: Strategy, site: Site) -> Blocks:
+    """The model the site predicts with; where the strategy cannot make it, the one it received.
+
+    Some train for it once more, on the site's own rows: whether that works must not show in whether the site answers.
+    """
+    try:
+        return strategy.inference(site)
+    except Exception:
+        log.exception("the site's own model cannot be made; it keeps the shared one")
+        return site.complete(site.received)
+
+
 def _measure(strategy: Strategy, site: Site) -> SiteMetrics:
     """The model as received, before training: the fruit of the rounds so far."""
     try:
         return _measured(strategy, site)
-    except ASTRAY as error:
-        # A task's own metric may object to NaN. What a model does to it here is nobody's business but the site's.
-        log.warning("the received model cannot be measured here (%s)", type(error).__name__)
+    except Exception as error:
+        # A task's own code may object to NaN, or to one row. What a model does to it is the site's business alone: a
+        # site that fell silent would answer whatever question the model asks about that row.
+        log.warning("the received model cannot be measured here (%s)", type(error).__name__, exc_info=True)
         unknown = math.nan if site.task.kind == "regression" else None
         return SiteMetrics(samples=site.samples, loss=math.nan, mse=unknown)
 

@@ -85,7 +85,14 @@ class Accountant(Protocol):
 class SiteAccountant:
     """One for all studies of a site: it counts by data set, from what the ledger says, and writes there first."""
 
-    def __init__(self, ledger: Ledger, entries: Iterable[Entry] = (), *, limit: BudgetFilter | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        entries: Iterable[Entry] = (),
+        *,
+        limit: BudgetFilter | None = None,
+        simulated: bool = False,
+    ) -> None:
         """`entries` are those of `ledger`; `limit` is what the site allows for each data set, over everything."""
         self._ledger = ledger
         self._limit = limit
@@ -96,8 +103,10 @@ class SiteAccountant:
         self._uses: dict[str, list[tuple[str, tuple[Event, ...]]]] = {}  # by data set: the study, and what it cost
         self._units: dict[str, str] = {}  # by data set: whom noise has protected so far
         for plan in plans(read):
-            self._use(plan.dataset, plan.study, cost(plan))
-            if plan.privacy is not None:
+            # What an audit calls unbounded is so here. In a simulation all noise is seeded, and counts for planning.
+            plain = bool(plan.unbounded) and not (simulated and plan.seeded)
+            self._use(plan.dataset, plan.study, (NonPrivate(),) if plain else cost(plan))
+            if plan.privacy is not None and plan.counts:
                 self._units[plan.dataset] = str(plan.privacy["unit"])
 
     @property

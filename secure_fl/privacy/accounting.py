@@ -61,7 +61,10 @@ def epsilon_pld(events: Iterable[Event], *, delta: float, interval: float = INTE
         return rough
     loss = min(event.sampling / event.noise for event in listed)  # about what one step says, at its least
     finer = min(interval, max(loss / 4, rough / _USUAL_INTERVALS))
-    return min(rough, _pld(listed, delta, max(finer, rough / _MOST_INTERVALS)))
+    try:
+        return min(rough, _pld(listed, delta, max(finer, rough / _MOST_INTERVALS)))
+    except ArithmeticError:  # Beyond what distributions can hold, the rougher bound is all there is.
+        return rough
 
 
 def epsilon_rdp(events: Iterable[Event], *, delta: float, orders: Sequence[float] | None = None) -> float:

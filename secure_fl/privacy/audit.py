@@ -198,7 +198,7 @@ def examine(
     site = certificates[0].name
     datasets = tuple(_dataset(name, known, accounting or LibraryAccounting()) for name in _names(known))
     faults = [] if bad is None else [Fault(entry=bad.sequence, what=bad.what)]
-    faults += _witnessed_faults(entries, site, seen)
+    faults += _witnessed_faults(entries, site, known, [note for note in seen if note.head.site == site])
     faults += [_excess(one, one.exceeded) for one in datasets if one.exceeded is not None]
     faults += _other_terms(known, studies)
     approvals = tuple(entry for entry in entries if entry.kind == APPROVED)
@@ -348,14 +348,35 @@ def _excess(dataset: DatasetAudit, entry: int) -> Fault:
 # --- beyond the ledger --------------------------------------------------------------------------------------
 
 
-def _witnessed_faults(entries: Sequence[Entry], site: str, notes: Sequence[WitnessNote]) -> list[Fault]:
+def _witnessed_faults(
+    entries: Sequence[Entry], site: str, known: Sequence[Plan], notes: Sequence[WitnessNote]
+) -> list[Fault]:
+    """`notes` are those about this site: what others are caught at is no fault of its ledger."""
     faults = [
-        Fault(entry=entry, what=what, error="RewrittenLedger") for entry, what in missing_from(entries, site, notes)
+        Fault(entry=entry, what=what, error="RewrittenLedger")
+        for entry, what in (*missing_from(entries, site, notes), *_unplanned(entries, known, notes))
     ]
     for one, other in two_stories(notes):
         what = f"two stories: {one}; and {other}"
         faults.append(Fault(entry=min(one.head.length - 1, len(entries)), what=what, error="RewrittenLedger"))
     return faults
+
+
+def _unplanned(
+    entries: Sequence[Entry], known: Sequence[Plan], notes: Sequence[WitnessNote]
+) -> Iterable[tuple[int, str]]:
+    """A site shows its ledger in attempts it takes part in, after it has planned them: so the plan is in there.
+
+    What was computed then is never taken back, but for an attempt that would have sent the same again.
+    """
+    planned: dict[tuple[str, int, int], int] = {}
+    for plan in known:
+        if plan.counts or plan.repeats is not None:
+            planned.setdefault((plan.study, plan.round, plan.attempt), plan.entry.sequence)
+    for note in notes:
+        key = (note.study, max(1, note.round), note.attempt)
+        if planned.get(key, len(entries)) >= note.head.length:
+            yield min(note.head.length, len(entries)) - 1, f"the site took part and had not planned it; {note}"
 
 
 _TERMS_OF_RECORDS = ("unit", "clip", "delta")  # A study's group_rows says nothing about records.
@@ -382,6 +403,16 @@ def _other_terms(known: Sequence[Plan], studies: Sequence[StudyTerms]) -> list[F
     return faults
 
 
+def _same_content(known: Sequence[Plan]) -> Iterable[str]:
+    marks: dict[str, set[str]] = {}
+    for plan in known:
+        if plan.privacy is not None and plan.privacy.get("fingerprint") not in (None, "unknown"):
+            marks.setdefault(str(plan.privacy["fingerprint"]), set()).add(plan.dataset)
+    for names in marks.values():
+        if len(names) > 1:
+            yield f"{' and '.join(map(repr, sorted(names)))} have the same content: their ε have to be added up"
+
+
 def _remarks(
     entries: Sequence[Entry], certificates: Sequence[Certificate], known: Sequence[Plan], studies: Sequence[StudyTerms]
 ) -> Iterable[str]:
@@ -405,6 +436,7 @@ def _remarks(
             told = dict.fromkeys(str(one.get(key)) for one in facts)
             if len(told) > 1:
                 yield f"data set {dataset!r}: {words}: {' → '.join(told)}"
+    yield from _same_content(known)
     taken = {plan.study for plan in known}
     for study in studies:
         if study.id not in taken:

@@ -53,12 +53,16 @@ class Plan:
     @property
     def unbounded(self) -> str:
         """Why no ε bounds what this says about single records; empty where one does, or nothing left."""
-        if self.state == "sent" and self.privacy is None:
-            return "a release without differential privacy"
-        if self.seeded and self.counts:
+        if not self.counts:
+            return ""
+        if self.privacy is None:
+            return f"a {'release' if self.state == 'sent' else 'use'} without differential privacy"
+        if self.seeded:
             return "noise from a seed that others can know"
-        if self.privacy is not None and self.counts and self.privacy.get("preprocessing") == "data-dependent":
-            return "preprocessing that depends on the data"
+        if self.privacy.get("randomness") != "system":
+            return "noise whose origin is not said"
+        if self.privacy.get("preprocessing") not in ("none", "public"):
+            return "preprocessing that depends on the data, or of which nothing is said"
         return ""
 
 

@@ -53,6 +53,11 @@ class WitnessNote:
             attempt=self.attempt,
         )
 
+    @property
+    def said(self) -> tuple[LedgerHead, str, int, int]:
+        """What the site signed."""
+        return self.head, self.study, self.round, self.attempt
+
     def __str__(self) -> str:
         return (
             f"{self.head.site} signed that line {self.head.length} of its ledger is {self.head.head[:16]}…"
@@ -117,7 +122,8 @@ class WitnessFile:
                 [one for one in self._notes[note.head.site] if one.head.length == note.head.length] for note in notes
             ]
             found = list(zip(notes, same, strict=True))
-            new = [note for note, known in found if not any(one.head == note.head for one in known)]
+            # By attempt, and not by head alone: each says that the site took part, and must have planned it.
+            new = [note for note, known in found if not any(one.said == note.said for one in known)]
             if new:
                 self._append(new)
             crowded = False
@@ -221,9 +227,15 @@ def _read(path: Path, *, drop_torn: bool = False) -> Iterator[WitnessNote]:
 
 
 def _thinned(notes: Sequence[WitnessNote]) -> list[WitnessNote]:
-    """Without every second of the older half, but for the first, and those that contradict each other."""
+    """Without every second of the older half, but for each study's first and last, and contradictions.
+
+    A history that branched off long ago can grow as long as one likes: what convicts it are the old notes.
+    """
     ordered = sorted(notes, key=lambda note: note.head.length)
-    twice = {note.head for pair in two_stories(ordered) for note in pair}
+    kept = {note.head for pair in two_stories(ordered) for note in pair}
+    for study in {note.study for note in ordered}:
+        of_study = [note for note in ordered if note.study == study]
+        kept |= {of_study[0].head, of_study[-1].head}
     half = len(ordered) // 2
-    older = [note for place, note in enumerate(ordered[:half]) if place % 2 == 0 or note.head in twice]
+    older = [note for place, note in enumerate(ordered[:half]) if place % 2 == 0 or note.head in kept]
     return older + ordered[half:]

@@ -13,6 +13,7 @@ from node.service import Node
 from node.store import StudyStore
 from node.training.jobs import Job, Result
 from secure_fl.errors import RefusedError
+from secure_fl.rpc import federation_pb2 as pb
 from tests.attacks.test_attacks import EvilCoordinator, against_a_node
 from tests.support.training import FakeTraining
 
@@ -113,3 +114,31 @@ def test_what_was_kept_goes_with_the_round(tmp_path: Path) -> None:
         assert not path.exists()
 
     against_a_node(tmp_path, scenario, settings={**CIRCLES, **NINE})
+
+
+def test_a_round_that_is_called_over_too_early_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each training costs the site privacy, and would be one more look at its data."""
+
+    def trainings(folder: Path) -> int:
+        training = Restless()
+
+        async def scenario(evil: EvilCoordinator, _task: asyncio.Task[None], node: Node) -> None:
+            (joined,) = node._studies.values()
+            monkeypatch.setattr(joined.store, "note_sent", lambda _number: None)  # Its line breaks before it charges.
+            evil.announce(number=1, attempt=1)
+            await evil.next_upload(1)
+            closed = pb.RoundClosed(round=1, attempt=1, committed=True)
+            evil.outbox.put_nowait(pb.CoordinatorMessage(study_id=evil.fed.study.id, round_closed=closed))
+            await asyncio.sleep(0.3)
+            evil.announce(number=1, attempt=2)
+            await evil.next_upload(2)
+
+        against_a_node(folder, scenario, settings={**CIRCLES, **NINE}, training=training)
+        return training.times
+
+    assert trainings(tmp_path / "shipped") == 1
+    monkeypatch.setattr(StudyStore, "was_sent", lambda *_: True)
+    monkeypatch.setattr(StudyStore, "require_unsent", lambda *_: None)
+    assert trainings(tmp_path / "without") == 2

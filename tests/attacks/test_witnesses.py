@@ -5,6 +5,7 @@ On the ledgers of a real run. Without a witness each of these attacks succeeds.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import shutil
@@ -22,9 +23,10 @@ from node.witnessing import Witnessing
 from secure_fl.cli import app
 from secure_fl.errors import RewrittenLedgerError, SecureFLError
 from secure_fl.identity.credential import Credential
+from secure_fl.identity.ledger_head import LedgerHead, sign_head
 from secure_fl.privacy.audit import examine
 from secure_fl.privacy.ledger import Ledger, read_site_ledger
-from secure_fl.privacy.witness import WitnessFile, read_witness
+from secure_fl.privacy.witness import WitnessFile, WitnessNote, read_witness
 from secure_fl.protect.contract import OpenedSums
 from secure_fl.protect.masked.protection import Masked
 from tests.protect.cohorts import InMemory, context, contribution, host
@@ -156,13 +158,14 @@ def test_a_cut_of_the_newest_plan_is_seen_and_without_its_end_it_counts(run: Run
     assert isinstance(run.verify(*run.witnesses)[1], RewrittenLedgerError)
 
 
-def test_how_the_last_attempt_ended_is_what_no_peer_has_seen_yet(run: Run) -> None:
-    """A limit, said in docs/audit.md: until its next attempt, in any study, a site can deny that its last one left."""
+def test_a_site_that_took_part_cannot_deny_it_afterwards(run: Run) -> None:
+    """What was computed is never taken back, so a plan that peers saw cannot have been cancelled."""
     bodies = [json.loads(line) for line in run.ledger.read_bytes().splitlines()]
     facts = {name: value for name, value in bodies[-1]["facts"].items() if name != "release"}
     denied = {**bodies[-1], "kind": "cancelled", "facts": {**facts, "reason": "Training"}}
     run.ledger.write_bytes(signed_again([*bodies[:-1], denied], run.key))
-    assert run.verify(*run.witnesses)[1] is None
+    assert run.verify()[1] is None
+    assert isinstance(run.verify(*run.witnesses)[1], RewrittenLedgerError)
     earlier = {**denied, "time": bodies[-3]["time"], "facts": {**denied["facts"], "round": 2}}
     run.ledger.write_bytes(signed_again([*bodies[:-3], earlier, *bodies[-2:]], run.key))
     assert run.verify()[1] is None
@@ -254,3 +257,30 @@ def test_a_site_that_cuts_its_ledger_between_rounds_is_named_at_once_and_stops_n
     for peer in ("n0", "n2", "n3"):
         notes = read_witness(tmp_path / peer / "witness.jsonl", authority=authority().ca_pem)
         assert {fault.error for fault in examine(entries, notes=notes).faults} >= {"RewrittenLedger"}
+
+
+def test_a_site_that_takes_part_and_plans_nothing_is_convicted(run: Run) -> None:
+    """Its ledger is whole, has every line that peers saw, and is silent about what the site did."""
+    bodies = [json.loads(line) for line in run.ledger.read_bytes().splitlines()]
+    harmless = [
+        {**body, "kind": "refused", "facts": {"study": body["facts"]["study"], "round": 1, "reason": "Refused"}}
+        if body["kind"] in ("planned", "sent")
+        else body
+        for body in bodies
+    ]
+    run.ledger.write_bytes(signed_again(harmless, run.key))
+    silent = run.ledger.read_bytes().splitlines()
+    notes = []
+    for line in run.witnesses[0].read_bytes().splitlines():
+        note = WitnessNote.from_facts(json.loads(line))
+        if note.head.site == VICTIM:  # As if the site had shown the heads of the ledger that it really kept.
+            head = LedgerHead(
+                site=VICTIM, length=note.head.length, head=hashlib.sha256(silent[note.head.length - 1]).hexdigest()
+            )
+            signature = sign_head(run.key.signing_key, head, study=note.study, round=note.round, attempt=note.attempt)
+            notes.append(replace(note, head=head, signature=signature))
+    run.witnesses[0].write_bytes(b"".join(note.line() for note in notes))
+    assert run.verify()[1] is None
+    error = run.verify(run.witnesses[0])[1]
+    assert isinstance(error, RewrittenLedgerError)
+    assert "had not planned it" in error.message

@@ -28,6 +28,7 @@ LIMIT = {"epsilon": 3.0, "delta": 1e-6}
         ({"delta": 1e-6}, {}, "write both, or neither"),
         ({"epsilon": 3.0, "delta": 0.01}, {"ward": {"units": 100}}, "as it is"),
         (LIMIT, {"ward": {"path": "a.npz"}, "again": {"path": "a.npz"}}, "two ids"),
+        (LIMIT, {"ward": {"path": "a.npz"}, "again": {"path": "./b/../a.npz"}}, "two ids"),
     ],
 )
 def test_a_limit_that_limits_nothing_is_refused(policy: dict[str, Any], datasets: dict[str, Any], message: str) -> None:

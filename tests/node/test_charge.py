@@ -54,7 +54,7 @@ class Site:
         ledger = Ledger(
             self.path, certificate=credential.certificate, key=credential.signing_key, authority=self.file.ca_pem()
         )
-        self.accountant = SiteAccountant(ledger, self.entries, limit=self.limit)
+        self.accountant = SiteAccountant(ledger, self.entries, limit=self.limit, simulated=True)
 
     def charge(self, number: int, attempt: int = 1, *, trains: bool = True) -> Charge:
         return Charge(self.accountant, self.privacy, number=number, attempt=attempt, trains=trains)

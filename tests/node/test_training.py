@@ -69,6 +69,15 @@ class Stumbling(FedAvg):
         raise AssertionError
 
 
+class Delicate(FedAvg):
+    """Predicts with a model that it cannot make of every site's rows."""
+
+    name = "delicate"
+
+    def inference(self, site: Site) -> Blocks:
+        raise IndexError("row 17")
+
+
 class Tiny(FedAvg):
     """Looks at what becomes of a product that only a denormal number could hold."""
 
@@ -97,7 +106,7 @@ class Curious(FedAvg):
         return change
 
 
-def execute(folder: Path, strategy: str, *, ship: bool = False) -> Result:
+def execute(folder: Path, strategy: str, *, ship: bool = False, kind: RoundKind = RoundKind.TRAIN) -> Result:
     """A first round of breast-cancer at one of three sites."""
     strategies.register(strategy, f"{__name__}:{strategy.capitalize()}")
     study = Study.parse({"task": {"name": "breast-cancer"}, "strategy": {"name": strategy, "epochs": 1}})
@@ -109,11 +118,11 @@ def execute(folder: Path, strategy: str, *, ship: bool = False) -> Result:
         start["@hint"] = np.arange(6, dtype=np.float32)
     (folder / "received").write_bytes(layout.flatten(start))
     job = Job(
-        kind=RoundKind.TRAIN, study=str(folder / "study.json"), round=1, attempt=1, seed=1, me="site-01",
+        kind=kind, study=str(folder / "study.json"), round=1, attempt=1, seed=1, me="site-01",
         dataset={"share": {"index": 0, "of": 3, "seed": 0}},
         folder="", device="cpu", threads=1, layout=layout_to_json(layout), received=str(folder / "received"),
-        personal="", combination="", state="", update_to=str(folder / "update"), features_to="", model_to="",
-        personal_to=str(folder / "personal"), state_to=str(folder / "state"),
+        personal="", combination="", state="", update_to=str(folder / "update"), features_to="",
+        model_to=str(folder / "model"), personal_to=str(folder / "personal"), state_to=str(folder / "state"),
     )  # fmt: skip
     return Trainer().execute(job)
 
@@ -148,6 +157,16 @@ def test_a_strategy_that_stumbles_over_its_numbers_still_answers(
     assert update
     assert not any(vector.any() for vector in update.values())
     assert "nothing changes here" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [RoundKind.TRAIN, RoundKind.EVALUATE])
+def test_code_that_fails_on_one_row_does_not_make_the_site_fall_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: RoundKind
+) -> None:
+    """Whether a site answers would tell whether it has that row; a coordinator chooses the model that asks."""
+    monkeypatch.setattr(Delicate, "fit", FedAvg.fit)
+    execute(tmp_path, "delicate", kind=kind)
+    assert (tmp_path / ("update" if kind is RoundKind.TRAIN else "model")).exists()
 
 
 def test_what_is_shipped_beside_the_model_reaches_the_strategy_and_nothing_else(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_refusal_says_what_was_asked_what_is_left_and_what_to_do() -> None:
     assert 0 < error.remaining < error.requested < error.allowed
     assert error.message == (
         "this training needs 9.52 % of the data set's privacy budget (epsilon = 3, delta = 1e-05), and 4.82 % is left: "
-        "everything together would come to epsilon 3.084"
+        "everything together would come to epsilon 3.08391"
     )
     assert "[policy] epsilon" in error.hint
 
