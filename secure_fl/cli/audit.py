@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,8 @@ from secure_fl.files import write_atomically
 
 if TYPE_CHECKING:
     from secure_fl.privacy.audit import Audit, DatasetAudit, StudyTerms, Use
+    from secure_fl.privacy.events import NoisySteps
+    from secure_fl.study.settings import Study
 
 app = typer.Typer(
     name="audit",
@@ -127,7 +131,15 @@ def _terms(path: Path) -> StudyTerms:
         study = Study.read(path).completed()
     privacy = study.model_dump(mode="json").get("privacy")
     rationale = str(privacy.get("rationale", "")) if privacy else ""
-    return StudyTerms(id=study.id, name=study.study.name, rationale=rationale, privacy=privacy)
+    cost = partial(_planned_cost, study) if study.privacy.mode != "none" else None
+    return StudyTerms(id=study.id, name=study.study.name, rationale=rationale, privacy=privacy, cost=cost)
+
+
+def _planned_cost(study: Study, units: int, number: int) -> Sequence[NoisySteps]:
+    """What the study's plan says a round costs a site with so many units; the closing round trains nothing."""
+    plan = study.privacy_plan(units=units)
+    epochs = study.make_strategy().charged_epochs(number) if number <= study.study.rounds else 0
+    return () if plan is None else plan.mechanism.cost(epochs or 0)
 
 
 def _require(found: Audit, ledger: Path) -> None:

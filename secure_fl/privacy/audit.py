@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -141,6 +141,8 @@ class StudyTerms:
     name: str
     rationale: str = ""
     privacy: Mapping[str, Any] | None = None  # of its [privacy]; None where it says nothing
+    # What a round costs a site that declares so many units, by the study's plan; None where nobody can say.
+    cost: Callable[[int, int], Sequence[NoisySteps]] | None = None  # of units, and the round's number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,6 +388,7 @@ _TERMS = (*_TERMS_OF_RECORDS, "group_rows")
 def _other_terms(known: Sequence[Plan], studies: Sequence[StudyTerms]) -> list[Fault]:
     """Releases in other terms than their study's text has."""
     agreed = {study.id: study.privacy for study in studies if study.privacy is not None}
+    costs = {study.id: study.cost for study in studies}
     faults = []
     for plan in known:
         terms = agreed.get(plan.study)
@@ -400,7 +403,17 @@ def _other_terms(known: Sequence[Plan], studies: Sequence[StudyTerms]) -> list[F
             if other:
                 what = f"is under another {', '.join(other)} than its study says"
                 faults.append(Fault(entry=plan.entry.sequence, what=what))
+            elif _cheaper(plan, costs.get(plan.study)):
+                what = "has other noise, samples or steps than its study's plan for so many units"
+                faults.append(Fault(entry=plan.entry.sequence, what=what))
     return faults
+
+
+def _cheaper(plan: Plan, cost: Callable[[int, int], Sequence[NoisySteps]] | None) -> bool:
+    """Whether a use claims another cost than its study's plan has for the units that the site declares."""
+    if cost is None or plan.privacy is None:
+        return False
+    return tuple(plan.events) != tuple(cost(int(plan.privacy["units"]), plan.round))
 
 
 def _same_content(known: Sequence[Plan]) -> Iterable[str]:

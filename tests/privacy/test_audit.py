@@ -265,3 +265,13 @@ def test_a_group_is_named_where_all_releases_protect_groups(story: Story) -> Non
     story.rounds(HEART, (1,), privacy=noisy(unit="group", group_rows=4))
     (ward,) = audit(story).datasets
     assert ward.sentence.endswith("for each group of records.")
+
+
+def test_a_cost_that_is_not_the_study_s_is_found(story: Story) -> None:
+    """A site that wrote down more noise, or fewer steps, than its study plans would look cheap."""
+    story.rounds(HEART, (1, 2), privacy=noisy())
+    planned = StudyTerms(id=HEART, name="heart", privacy={"mode": "dp-sgd"}, cost=lambda units, number: steps(36))
+    assert audit(story, studies=[planned]).ok
+    dearer = StudyTerms(id=HEART, name="heart", privacy={"mode": "dp-sgd"}, cost=lambda units, number: steps(72))
+    (fault, *_) = audit(story, studies=[dearer]).faults
+    assert "than its study's plan" in fault.what
