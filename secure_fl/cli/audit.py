@@ -19,7 +19,8 @@ from secure_fl.errors import CertificateError, LedgerError, SecureFLError, Setti
 from secure_fl.files import write_atomically
 
 if TYPE_CHECKING:
-    from secure_fl.privacy.audit import Audit, DatasetAudit, StudyTerms, Use
+    from secure_fl.privacy.audit import Audit, DatasetAudit, Use
+    from secure_fl.privacy.audit_faults import StudyTerms
     from secure_fl.privacy.events import NoisySteps
     from secure_fl.study.settings import Study
 
@@ -119,7 +120,7 @@ def _examine(ledger: Path, *, ca: Path, site: str | None, witness: list[Path] | 
 
 def _terms(path: Path) -> StudyTerms:
     """What a study says, from its canonical form as a node keeps it, or from the file it was made of."""
-    from secure_fl.privacy.audit import StudyTerms
+    from secure_fl.privacy.audit_faults import StudyTerms
     from secure_fl.study.settings import Study
 
     if path.suffix == ".json":

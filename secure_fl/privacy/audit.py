@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from secure_fl.errors import SettingsError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.ledger_head import LedgerHead
+from secure_fl.privacy.audit_faults import Fault, StudyTerms, other_terms, witnessed_faults
 from secure_fl.privacy.events import NoisySteps
 from secure_fl.privacy.ledger import APPROVED, OPENED, REFUSED, RENEWED, Entry
 from secure_fl.privacy.spending import Plan, follow
-from secure_fl.privacy.witness import WitnessNote, missing_from, two_stories
+from secure_fl.privacy.witness import WitnessNote
 
 _MOST_POINTS = 24  # totals of a data set whose ε is computed; between them stands the next, which is not smaller
 
@@ -56,15 +57,6 @@ class LibraryAccounting:
         except SettingsError:
             return False  # What is no limit holds nothing.
         return budget.allows((), events)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Something that does not hold, and the first entry where it shows."""
-
-    entry: int
-    what: str
-    error: Literal["Ledger", "RewrittenLedger"] = "Ledger"  # the code of the error that names it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,18 +126,6 @@ class DatasetAudit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyTerms:
-    """What a study's own text says, where whoever audits has it."""
-
-    id: str
-    name: str
-    rationale: str = ""
-    privacy: Mapping[str, Any] | None = None  # of its [privacy]; None where it says nothing
-    # What a round costs a site that declares so many units, by the study's plan; None where nobody can say.
-    cost: Callable[[int, int], Sequence[NoisySteps]] | None = None  # of units, and the round's number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
     """What a ledger says, and whether it holds."""
 
@@ -200,9 +180,9 @@ def examine(
     site = certificates[0].name
     datasets = tuple(_dataset(name, known, accounting or LibraryAccounting()) for name in _names(known))
     faults = [] if bad is None else [Fault(entry=bad.sequence, what=bad.what)]
-    faults += _witnessed_faults(entries, site, known, [note for note in seen if note.head.site == site])
+    faults += witnessed_faults(entries, site, known, [note for note in seen if note.head.site == site])
     faults += [_excess(one, one.exceeded) for one in datasets if one.exceeded is not None]
-    faults += _other_terms(known, studies)
+    faults += other_terms(known, studies)
     approvals = tuple(entry for entry in entries if entry.kind == APPROVED)
     names = {str(entry.facts.get("study")): str(entry.facts.get("name", "")) for entry in approvals}
     return Audit(
@@ -348,72 +328,6 @@ def _excess(dataset: DatasetAudit, entry: int) -> Fault:
 
 
 # --- beyond the ledger --------------------------------------------------------------------------------------
-
-
-def _witnessed_faults(
-    entries: Sequence[Entry], site: str, known: Sequence[Plan], notes: Sequence[WitnessNote]
-) -> list[Fault]:
-    """`notes` are those about this site: what others are caught at is no fault of its ledger."""
-    faults = [
-        Fault(entry=entry, what=what, error="RewrittenLedger")
-        for entry, what in (*missing_from(entries, site, notes), *_unplanned(entries, known, notes))
-    ]
-    for one, other in two_stories(notes):
-        what = f"two stories: {one}; and {other}"
-        faults.append(Fault(entry=min(one.head.length - 1, len(entries)), what=what, error="RewrittenLedger"))
-    return faults
-
-
-def _unplanned(
-    entries: Sequence[Entry], known: Sequence[Plan], notes: Sequence[WitnessNote]
-) -> Iterable[tuple[int, str]]:
-    """A site shows its ledger in attempts it takes part in, after it has planned them: so the plan is in there.
-
-    What was computed then is never taken back, but for an attempt that would have sent the same again.
-    """
-    planned: dict[tuple[str, int, int], int] = {}
-    for plan in known:
-        if plan.counts or plan.repeats is not None:
-            planned.setdefault((plan.study, plan.round, plan.attempt), plan.entry.sequence)
-    for note in notes:
-        key = (note.study, max(1, note.round), note.attempt)
-        if planned.get(key, len(entries)) >= note.head.length:
-            yield min(note.head.length, len(entries)) - 1, f"the site took part and had not planned it; {note}"
-
-
-_TERMS_OF_RECORDS = ("unit", "clip", "delta")  # A study's group_rows says nothing about records.
-_TERMS = (*_TERMS_OF_RECORDS, "group_rows")
-
-
-def _other_terms(known: Sequence[Plan], studies: Sequence[StudyTerms]) -> list[Fault]:
-    """Releases in other terms than their study's text has."""
-    agreed = {study.id: study.privacy for study in studies if study.privacy is not None}
-    costs = {study.id: study.cost for study in studies}
-    faults = []
-    for plan in known:
-        terms = agreed.get(plan.study)
-        if terms is None or not plan.counts or plan.repeats is not None:
-            continue
-        noisy = terms.get("mode", "none") != "none"
-        if noisy and plan.privacy is None and plan.state == "sent":
-            faults.append(Fault(entry=plan.entry.sequence, what="leaves without the noise that its study asks for"))
-        elif plan.privacy is not None:
-            counted = _TERMS if terms.get("unit") == "group" else _TERMS_OF_RECORDS
-            other = [term for term in counted if terms.get(term, plan.privacy.get(term)) != plan.privacy.get(term)]
-            if other:
-                what = f"is under another {', '.join(other)} than its study says"
-                faults.append(Fault(entry=plan.entry.sequence, what=what))
-            elif _cheaper(plan, costs.get(plan.study)):
-                what = "has other noise, samples or steps than its study's plan for so many units"
-                faults.append(Fault(entry=plan.entry.sequence, what=what))
-    return faults
-
-
-def _cheaper(plan: Plan, cost: Callable[[int, int], Sequence[NoisySteps]] | None) -> bool:
-    """Whether a use claims another cost than its study's plan has for the units that the site declares."""
-    if cost is None or plan.privacy is None:
-        return False
-    return tuple(plan.events) != tuple(cost(int(plan.privacy["units"]), plan.round))
 
 
 def _same_content(known: Sequence[Plan]) -> Iterable[str]:

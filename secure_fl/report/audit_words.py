@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from secure_fl.privacy.audit import Audit, DatasetAudit, StudyTerms
+from secure_fl.privacy.audit import Audit, DatasetAudit
+from secure_fl.privacy.audit_faults import StudyTerms
 
 NEIGHBOURS = (
     "Two data sets are neighbours if one has one unit more than the other (add or remove one). What leaves is almost as"

@@ -12,7 +12,8 @@ from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
 from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy.accounting import epsilon_pld
-from secure_fl.privacy.audit import Audit, Policy, StudyTerms, examine
+from secure_fl.privacy.audit import Audit, Policy, examine
+from secure_fl.privacy.audit_faults import StudyTerms
 from secure_fl.privacy.decisions import approval, refusal, this_user
 from secure_fl.privacy.events import NoisySteps
 from secure_fl.privacy.filter import BudgetFilter

@@ -14,7 +14,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
-from secure_fl.privacy.audit import Audit, StudyTerms, examine
+from secure_fl.privacy.audit import Audit, examine
+from secure_fl.privacy.audit_faults import StudyTerms
 from secure_fl.privacy.decisions import approval, refusal
 from secure_fl.privacy.ledger import read_site_ledger
 from secure_fl.report import audit_page, registry_file
