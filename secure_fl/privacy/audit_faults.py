@@ -60,7 +60,7 @@ def _unplanned(
             planned.setdefault((plan.study, plan.round, plan.attempt), plan.entry.sequence)
     for note in notes:
         key = (note.study, max(1, note.round), note.attempt)
-        if planned.get(key, len(entries)) >= note.head.length:
+        if key not in planned or planned[key] >= note.head.length:
             yield min(note.head.length, len(entries)) - 1, f"the site took part and had not planned it; {note}"
 
 

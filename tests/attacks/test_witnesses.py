@@ -140,7 +140,9 @@ def test_a_changed_ledger_verifies_alone_and_is_convicted_by_any_peer(run: Run, 
 
 def test_with_the_comparison_taken_out_a_witness_is_worth_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     cut(run)
-    monkeypatch.setattr("secure_fl.privacy.audit.missing_from", lambda *_: [])
+    monkeypatch.setattr("secure_fl.privacy.audit_faults.missing_from", lambda *_: [])
+    assert isinstance(run.verify(*run.witnesses)[1], RewrittenLedgerError)  # The plan that peers saw is missing, too.
+    monkeypatch.setattr("secure_fl.privacy.audit_faults._unplanned", lambda *_: [])
     printed, error = run.verify(*run.witnesses)
     assert error is None
     assert "everything holds" in printed
