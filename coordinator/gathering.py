@@ -9,7 +9,7 @@ from coordinator.attempt import Sessions
 from coordinator.left_out import LeftOutSites
 from coordinator.pulse import Pulse
 from secure_fl.aggregation import RequestKind
-from secure_fl.errors import StudyAbortedError
+from secure_fl.errors import BudgetsUsedUpError
 from secure_fl.events import Listener, Waiting
 from secure_fl.study.circles import Circle
 from secure_fl.study.resolved import ResolvedStudy
@@ -50,9 +50,9 @@ class Gathering:
         return self._exhausted
 
     def require_budgets(self, circles: Sequence[Circle]) -> None:
-        """Raise `StudyAbortedError` if no circle can ever be complete again."""
+        """Raise `BudgetsUsedUpError` if no circle can ever be complete again."""
         if circles and all(self._exhausted.intersection(circle) for circle in circles):
-            raise StudyAbortedError(
+            raise BudgetsUsedUpError(
                 f"{', '.join(sorted(self._exhausted))}: the privacy budget is used up, and no circle is whole without",
                 advice="the model of the rounds so far is there; a new study needs budgets that the sites still have",
             )

@@ -58,9 +58,9 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
         )
     # All of them first: where one is not understood, or could not be meant, none is approved.
     chosen = [_chosen(file, store, study) for study in studies]
-    costs = [_cost(file, store, study) if study is not None else () for _, study in chosen]
+    costs = [cost_here(file, store, study) if study is not None else () for _, study in chosen]
     for (study_id, study), price in zip(chosen, costs, strict=True):
-        store.approve(study_id, Approval(by=this_user(), code=None if study is None else _code(study)))
+        store.approve(study_id, Approval(by=this_user(), code=None if study is None else code_here(study)))
         sys.stdout.write(f"approved: {study_id}{f' ({study.study.name})' if study else ''}\n")
         for line in (*price, *(_doubts(file, study) if study is not None else ())):
             sys.stdout.write(f"  {line}\n")
@@ -81,14 +81,14 @@ def _doubts(file: NodeFile, study: Study) -> tuple[str, ...]:
     return ()
 
 
-def _code(study: Study) -> str:
+def code_here(study: Study) -> str:
     """The digest of the task's code as it is installed here: what is approved with the study."""
     from secure_fl.tasks.code_digest import task_code  # torch, which `status` does not wait for
 
     return task_code(type(tasks.create(study.task.name, study.task.settings))).digest
 
 
-def _cost(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
+def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
     """What a study will cost here, and what would remain. Raises `RefusedError` where it is more than there is."""
     plan = plan_here(file, study)
     if plan is None:

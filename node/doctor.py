@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from node.approvals import Approvals
 from node.config import DatasetSection, NodeFile
+from node.desk import code_here, cost_here
 from node.own_ledger import own_entries
 from node.policy import Policy
 from node.privacy import plan_here
@@ -72,7 +74,8 @@ def _policy(file: NodeFile, path: Path) -> str:
     policy.check_task(Study.read(path))  # before `read_study` imports it
     study = doctor.read_study(path)
     policy.check_terms(study)
-    return f"allows {study.study.name} {study.id}"
+    cost = cost_here(file, NodeStore(file.state_folder), study)
+    return f"allows {study.study.name} {study.id}; {'; '.join(cost)}"
 
 
 def _approval(file: NodeFile, path: Path) -> str:
@@ -80,10 +83,17 @@ def _approval(file: NodeFile, path: Path) -> str:
     policy = Policy(file, file.credential().certificate)
     policy.check_task(study)
     study = study.completed()
+    store = NodeStore(file.state_folder)
     try:
-        policy.check_approval(study.id, NodeStore(file.state_folder).approvals())
+        policy.check_approval(study.id, store.approvals())
     except RefusedError as error:
         raise DoubtError(error.message, advice=error.hint) from None
+    given = Approvals(store.folder).read().get(study.id)
+    if file.policy.approve == "ask" and given is not None and given.code not in (None, code_here(study)):
+        raise DoubtError(
+            f"the code of task {study.task.name!r} is another than when study {study.study.name!r} was approved here",
+            advice="read what changed, then approve the study again: `secure-fl node approve`",
+        )
     return f"{study.study.name} {study.id} is approved"
 
 

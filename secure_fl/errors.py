@@ -292,6 +292,12 @@ class StudyAbortedError(RoundError):
     code = "StudyAborted"
 
 
+class BudgetsUsedUpError(StudyAbortedError):
+    """No circle can be complete again: sites have no privacy budget left for this study."""
+
+    code = "BudgetsUsedUp"
+
+
 class StudyStoppedError(StudyAbortedError):
     """The study lead ended the study."""
 

@@ -113,8 +113,9 @@ def _examine(ledger: Path, *, ca: Path, site: str | None, witness: list[Path] | 
         raise CertificateError(
             f"{ca}: cannot be read ({error.strerror})", advice="give the consortium's ca.pem with --ca"
         ) from None
-    entries = read_site_ledger(ledger, authority=authority, site=site)
+    # Witnesses first: a node that is running goes on writing, and a note of a line written since is no sign of a cut.
     notes = [note for path in witness for note in read_witness(path, authority=authority)]
+    entries = read_site_ledger(ledger, authority=authority, site=site)
     return examine(entries, notes=notes, studies=[_terms(path) for path in study])
 
 
@@ -166,7 +167,7 @@ def _tell(found: Audit, ledger: Path) -> None:
         number = f"{plan.round}" + (f", attempt {plan.attempt}" if plan.attempt > 1 else "")
         left = (use.protection, f"{use.bytes:,}") if plan.state == "sent" else ("planned, never closed", "–")
         when = f"{plan.entry.moment.astimezone(UTC):%Y-%m-%d %H:%M}"
-        table.add_row(when, found.study_name(plan.study), number, plan.dataset, *left, _bound(use.epsilon))
+        table.add_row(when, found.study_name(plan.study), number, plan.dataset, *left, _so_far(use))
     if found.uses:
         Console(width=max(100, Console().width)).print(table)
     for dataset in found.datasets:
@@ -184,6 +185,11 @@ def _tell(found: Audit, ledger: Path) -> None:
         typer.echo(f"FAULT: entry {fault.entry} {fault.what}")
     if found.ok:
         typer.echo("everything holds; that the site ran the stated code is not something a ledger can show")
+
+
+def _so_far(use: Use) -> str:
+    """ε of everything up to a use; with ≤ where only that of a later one was computed."""
+    return _bound(use.epsilon) if use.exact else f"≤ {_bound(use.epsilon)}"
 
 
 def _bound(epsilon: float | None) -> str:

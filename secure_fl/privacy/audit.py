@@ -38,6 +38,10 @@ class Accounting(Protocol):
         """Whether a site with this limit may go as far, by the rule that sites enforce."""
         ...
 
+    def used(self, events: Sequence[NoisySteps], policy: Policy) -> float:
+        """How much of a limit that takes, by the same rule: 1 is all of it."""
+        ...
+
 
 class LibraryAccounting:
     """By dp-accounting, which is loaded when it is first asked."""
@@ -58,6 +62,15 @@ class LibraryAccounting:
             return False  # What is no limit holds nothing.
         return budget.allows((), events)
 
+    def used(self, events: Sequence[NoisySteps], policy: Policy) -> float:
+        """By the same filter."""
+        from secure_fl.privacy.filter import BudgetFilter
+
+        try:
+            return BudgetFilter(epsilon=policy.epsilon, delta=policy.delta, order=policy.order).spent_fraction(events)
+        except SettingsError:
+            return math.inf
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -74,6 +87,7 @@ class Use:
 
     plan: Plan
     epsilon: float | None
+    exact: bool = True  # else it is the ε of a later use, which is not smaller
 
     @property
     def bytes(self) -> int:
@@ -99,6 +113,7 @@ class DatasetAudit:
     exceeded: int | None  # the first entry that went further than the policy of its time
     events: tuple[NoisySteps, ...]
     privacy: Mapping[str, Any]  # the facts of the last use under noise; empty without any
+    used: float | None = None  # of the limit, as the site counts: 1 is all of it; None without a limit or a bound
     planning: float | None = None  # in a simulation: the ε that secret noise of this size would have cost
 
     @property
@@ -238,6 +253,7 @@ def _dataset(name: str, known: Sequence[Plan], accounting: Accounting) -> Datase
         exceeded=_exceeded(mine, accounting),
         events=events,
         privacy=noisy[-1] if noisy else {},
+        used=None if policy is None or unbounded else accounting.used(events, policy),
         planning=accounting.epsilon(events, delta=delta) if simulated and events and delta is not None else None,
     )
 
@@ -284,15 +300,19 @@ def _uses(counted: Sequence[Plan], first: int, delta: float | None, accounting: 
         steps = steps + _count(plan.events)
         totals.append(steps)
     every = max(1, -(-first // _MOST_POINTS))
+    last = {plan.study: place for place, plan in enumerate(counted)}  # of each study: what it came to is exact
     uses: list[Use] = []
     epsilon: float | None = None
     before: _Steps | None = None
     for place in range(len(counted) - 1, -1, -1):
-        if place < first and totals[place] != before and (before is None or (first - 1 - place) % every == 0):
+        wanted = last[counted[place].study] == place or before is None or (first - 1 - place) % every == 0
+        if place < first and totals[place] != before and wanted:
             before = totals[place]
             value = accounting.epsilon(_sorted(before), delta=delta) if before and delta is not None else 0.0
             epsilon = value if value < math.inf else None
-        uses.append(Use(plan=counted[place], epsilon=epsilon if place < first else None))
+        bounded = place < first
+        exact = not bounded or totals[place] == before
+        uses.append(Use(plan=counted[place], epsilon=epsilon if bounded else None, exact=exact))
     return tuple(reversed(uses))
 
 
@@ -371,6 +391,7 @@ def _remarks(
 
 
 _CHANGES = {
+    "code": "the task's code changed, and was approved anew",
     "policy": "the site changed its limit",
     "order": "the limit was counted in another order",
     "fingerprint": "its content changed; what was used before still counts",

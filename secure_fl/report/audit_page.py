@@ -123,7 +123,7 @@ def _summary_section(found: Audit) -> str:
     ]
     if not rows:
         return section("In short", note, '<p class="empty">No data set was used. Nothing left this site.</p>')
-    heads = ("Data set", "What is proven", "ε used", "ε allowed", "ε left")
+    heads = ("Data set", "What is proven", "ε used", "ε allowed", "left")
     return section("In short", note, data_table("Every data set", heads, rows, words=(1,)))
 
 
@@ -139,10 +139,8 @@ def _limit(dataset: DatasetAudit) -> str:
 
 
 def _remaining(dataset: DatasetAudit) -> str:
-    """The difference: roughly what is left, since the site counts more strictly than this page."""
-    if dataset.policy is None or dataset.epsilon is None:
-        return DASH
-    return f"about {decimal(max(0.0, dataset.policy.epsilon - dataset.epsilon))}"
+    """As the site itself counts, which is more strictly than ε: the difference of two ε cannot be spent."""
+    return DASH if dataset.used is None else f"{max(0.0, 100 * (1 - dataset.used)):.0f} % of the limit"
 
 
 # --- charts -----------------------------------------------------------------------------------------------

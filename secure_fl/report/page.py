@@ -290,8 +290,11 @@ def _site_section(record: StudyRecord, summary: Mapping[str, Any], study: Study 
         values = [value for line in (*sites, mean) for _, value in line.known]
         text = percent if measure == "accuracy" else error_text
         lines = {line.name: sparkline(line, mean, low=min(values), high=max(values), text=text) for line in sites}
+    what = "is what the study promises; a site's own ledger says what it spent"
+    if summary.get("engine") != DEPLOYED:
+        what = "is what a site's differential privacy spent"
     note = _sharing(record, study, lines is not None) + (
-        " ε is what a site's differential privacy spent; “no DP” means that it used none, not that ε is 0."
+        f" ε {what}; “no DP” means that it used none, not that ε is 0."
         " “Used” is of the site's own limit, over all studies."
     )
     return section("Sites", note, tables.site_table(record, summary, regression=regression, lines=lines))

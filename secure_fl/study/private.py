@@ -32,6 +32,11 @@ class PrivacySection(Settings):
 def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> None:
     """Raise `SettingsError` or `NotPrivateError` unless noise can bound what leaves. Nothing to say without privacy."""
     if privacy.mode == "none":
+        if privacy.epsilon is not None or privacy.delta is not None:
+            raise SettingsError(
+                'privacy.epsilon or privacy.delta is set, and privacy.mode is "none": no noise would be added',
+                advice='write mode = "dp-sgd" under [privacy], or leave both out',
+            )
         return
     if privacy.mode != "dp-sgd":
         raise SettingsError(

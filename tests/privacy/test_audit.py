@@ -276,3 +276,17 @@ def test_a_cost_that_is_not_the_study_s_is_found(story: Story) -> None:
     dearer = StudyTerms(id=HEART, name="heart", privacy={"mode": "dp-sgd"}, cost=lambda units, number: steps(72))
     (fault, *_) = audit(story, studies=[dearer]).faults
     assert "than its study's plan" in fault.what
+
+
+def test_what_a_study_came_to_is_exact_however_long_the_ledger_is(story: Story) -> None:
+    """Of many uses only some are computed; the others stand under the next, and say so."""
+    story.rounds(HEART, range(1, 4), privacy=noisy(policy=None))
+    story.rounds(LUNG, range(1, 61), privacy=noisy(policy=None))
+    (ward,) = audit(story).datasets
+    assert ward.uses[2].exact
+    assert ward.uses[2].epsilon == epsilon_pld(steps(108), delta=1e-5)
+    rough = [use for use in ward.uses if not use.exact]
+    assert rough
+    exact = {place: use.epsilon for place, use in enumerate(ward.uses) if use.exact}
+    for place, use in enumerate(ward.uses):
+        assert use.epsilon == exact[min(at for at in exact if at >= place)]

@@ -26,6 +26,9 @@ class Free:
     def epsilon(self, events: object, *, delta: float) -> float:
         return 0.0
 
+    def used(self, events: object, policy: object) -> float:
+        return 0.0
+
     def allows(self, events: object, policy: object) -> bool:
         return True
 
