@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("dp-accounting", "opacus", "secure-fl", "torch")
 # What no ε of this site covers, whatever the study.
-_NEVER_COVERED = ("taking part, and when", "sizes and timing of messages", "runs to choose settings elsewhere")
+_NEVER_COVERED = (
+    "that the site took part, in which studies and rounds, and when",
+    "sizes and timing of messages",
+    "runs for tuning or trying out that are not in this ledger",
+)
 
 
 def limit_of(file: NodeFile) -> BudgetFilter | None:

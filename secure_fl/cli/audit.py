@@ -87,7 +87,8 @@ def report(
 ) -> None:
     """Write one page for a data-protection officer: what left, under which protection, and what it cost.
 
-    The page is written also if something does not hold, and says so; the exit code is then that of `verify`.
+    The page is written also if something does not hold, and says so; the exit code is then that of `verify`. Of a
+    ledger that is not genuine, or not the consortium's, there is nothing to write.
 
     Example: [bold]secure-fl audit report ledger.jsonl --ca ca.pem --out audit.html --registry audit.yaml[/bold]
     """
