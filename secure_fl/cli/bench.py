@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from secure_fl import protect
 from secure_fl.aggregation import RequestKind
 from secure_fl.cli import bench_privacy, bench_round
+from secure_fl.cli.lists import listed
 from secure_fl.errors import UsageError
 from secure_fl.settings import require_known, set_dotted
 
@@ -117,12 +118,12 @@ def strategies(
     }
     for assignment in assignments or ():
         set_dotted(table, assignment)
-    names, kinds = _listed(chosen), _listed(protections) or [protect.suitable(RequestKind.SUM)]
+    names, kinds = listed(chosen), listed(protections) or [protect.suitable(RequestKind.SUM)]
     for kind in kinds:
         require_known("protection", kind, protect.known())
-    if not all(seed.isdigit() for seed in _listed(seeds)):
+    if not all(seed.isdigit() for seed in listed(seeds)):
         raise UsageError(f"--seeds {seeds!r}: seeds are whole numbers", advice="for example --seeds 0,1,2")
-    numbers = [int(seed) for seed in _listed(seeds)]
+    numbers = [int(seed) for seed in listed(seeds)]
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
         bar = progress.add_task("running", total=len(names) * len(kinds) * len(numbers))
         result = comparison.run(
@@ -194,10 +195,6 @@ def _measure(result: dict[str, Any]) -> tuple[str, str, str, str]:
     if all(row["accuracy"] is None for row in result["results"]):
         return "mse", "MSE", "fairness_std_mse", "worst_mse"
     return "accuracy", "accuracy", "fairness_std", "worst_accuracy"
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _spread(value: float | None, around: float | None) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
+from secure_fl.cli.lists import listed
 from secure_fl.errors import UsageError
 from secure_fl.files import write_atomically
 from secure_fl.settings import set_dotted
@@ -51,8 +52,8 @@ def bench_privacy(
     for assignment in assignments or ():
         set_dotted(table, assignment)
     try:
-        prices = [None if part == "none" else float(part) for part in _listed(epsilons)]
-        numbers = [int(part) for part in _listed(seeds)]
+        prices = [None if part == "none" else float(part) for part in listed(epsilons)]
+        numbers = [int(part) for part in listed(seeds)]
     except ValueError:
         raise UsageError(
             "--epsilons are numbers or `none`, --seeds whole numbers", advice="for example --epsilons 1,3,none"
@@ -91,7 +92,3 @@ def _shown(result: dict[str, Any]) -> Table:
             f"{row['seconds']:.1f}",
         )
     return shown
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

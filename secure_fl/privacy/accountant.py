@@ -123,12 +123,6 @@ class SiteAccountant:
         """How much of a data set's limit is spent or set aside: 1 is all of it; 0 where there is no limit."""
         return 0.0 if self._limit is None else self._limit.spent_fraction(self.spent(dataset))
 
-    @property
-    def datasets(self) -> tuple[str, ...]:
-        """Those that were used."""
-        with self._lock:
-            return tuple(sorted(self._uses))
-
     def reserve(self, reservation: Reservation) -> None:
         """Judge and note it in one step."""
         with self._lock:

@@ -290,3 +290,15 @@ def test_what_a_study_came_to_is_exact_however_long_the_ledger_is(story: Story) 
     exact = {place: use.epsilon for place, use in enumerate(ward.uses) if use.exact}
     for place, use in enumerate(ward.uses):
         assert use.epsilon == exact[min(at for at in exact if at >= place)]
+
+
+def test_what_another_site_is_caught_at_is_no_fault_of_this_ledger(story: Story, south: Credential) -> None:
+    story.rounds(HEART, (1,), privacy=noisy())
+    lies = [note_of(south, LedgerHead(site="south", length=4, head=mark * 32)) for mark in ("ab", "cd")]
+    assert audit(story, notes=lies).ok
+
+
+def test_one_content_under_two_names_is_said(story: Story) -> None:
+    story.rounds(HEART, (1,), privacy=noisy())
+    story.rounds(LUNG, (1,), privacy=noisy(), dataset="ward-8")
+    assert any("have the same content" in remark for remark in audit(story).notes)

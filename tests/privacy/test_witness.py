@@ -182,3 +182,15 @@ def test_what_was_shown_must_still_be_there(
     (other,) = missing_from(entries, "north", [note_of(north, head(2))])
     assert other[0] == 1
     assert "rewritten at or before line 2" in other[1]
+
+
+def test_a_history_that_branched_off_does_not_outgrow_its_witness(path: Path, north: Credential) -> None:
+    """However many heads a site shows later, each study's first and last note stay: they convict the branch."""
+    file = WitnessFile(path)
+    for length in range(2, 42):
+        file.note(note_of(north, head(length, "ab"), study=HEART, round=length))
+    for length in range(42, 600):
+        file.note(note_of(north, head(length, "cd"), study=LUNG, round=length))
+    kept = {json.loads(line)["length"] for line in path.read_bytes().splitlines()}
+    assert len(kept) < 400
+    assert {2, 41, 42, 599} <= kept
