@@ -239,7 +239,9 @@ class _PlainSum(_Uploads):
         context = self._context
         require_cohort(self._declared, context.min_cohort)
         require_whole(context, self._declared)
-        held = holders(self._declared)
+        declared = holders(self._declared)
+        # In the layout's order, as every protection does: where either of two blocks may be opened, it is the first.
+        held = {block: declared[block] for block in context.layout.names if block in declared}
         passed = (
             [len(nodes) == len(context.invited) for nodes in held.values()]
             if context.whole

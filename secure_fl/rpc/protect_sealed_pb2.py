@@ -22,47 +22,26 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from secure_fl.rpc import protect_uploads_pb2 as secure__fl_dot_rpc_dot_protect__uploads__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"secure_fl/rpc/protect_sealed.proto\x12\x0csecure_fl.v1\"v\n\x0eSealedManifest\x12\x14\n\x0c\x65nvelope_key\x18\x01 \x01(\x0c\x12\x11\n\treply_key\x18\x02 \x01(\x0c\x12\x15\n\rsketch_hashes\x18\x03 \x01(\x0c\x12\x14\n\x0csketch_proof\x18\x04 \x01(\x0c\x12\x0e\n\x06opened\x18\x05 \x03(\x0c\"H\n\x0eSealedEnvelope\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\nkey_shares\x18\x02 \x03(\x0c\x12\x14\n\x0csketch_share\x18\x03 \x01(\x0c\"P\n\x0cSealedCommit\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06upload\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"k\n\x0cSealedUpload\x12*\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x1a.secure_fl.v1.SealedCommit\x12/\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1c.secure_fl.v1.SealedEnvelope\"o\n\x0fSealedEnvelopes\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.SealedCommit\x12/\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1c.secure_fl.v1.SealedEnvelope\"+\n\x0bSealedReply\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\";\n\rSealedReplies\x12*\n\x07replies\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.SealedReply\"g\n\x0cSealedScores\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.SealedCommit\x12*\n\x07replies\x18\x02 \x03(\x0b\x32\x19.secure_fl.v1.SealedReply\"\x87\x01\n\tSealedRow\x12\x0c\n\x04node\x18\x01 \x01(\t\x12-\n\x03row\x18\x02 \x03(\x0b\x32 .secure_fl.v1.SealedRow.RowEntry\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x1a*\n\x08RowEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xbe\x01\n\rSealedOpening\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.SealedCommit\x12/\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1c.secure_fl.v1.SealedEnvelope\x12%\n\x04rows\x18\x03 \x03(\x0b\x32\x17.secure_fl.v1.SealedRow\x12(\n\x07\x65\x61rlier\x18\x04 \x03(\x0b\x32\x17.secure_fl.v1.SealedRow\"\x1c\n\nSealedSums\x12\x0e\n\x06shares\x18\x01 \x03(\x0c\"\x90\x01\n\x0eSealedDelivery\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.SealedCommit\x12%\n\x04rows\x18\x02 \x03(\x0b\x32\x17.secure_fl.v1.SealedRow\x12*\n\x07replies\x18\x03 \x03(\x0b\x32\x19.secure_fl.v1.SealedReply\"\xc1\x01\n\x0cSealedMemory\x12\x14\n\x0c\x65nvelope_key\x18\x01 \x01(\x0c\x12\x11\n\treply_key\x18\x02 \x01(\x0c\x12\x0e\n\x06roster\x18\x03 \x01(\x0c\x12\x0e\n\x06upload\x18\x04 \x01(\x0c\x12\x38\n\x07\x64\x65\x63ided\x18\x05 \x03(\x0b\x32\'.secure_fl.v1.SealedMemory.DecidedEntry\x1a.\n\x0c\x44\x65\x63idedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"secure_fl/rpc/protect_sealed.proto\x12\x0csecure_fl.v1\x1a#secure_fl/rpc/protect_uploads.proto\"\xbe\x01\n\rSealedOpening\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.UploadCommit\x12/\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1c.secure_fl.v1.UploadEnvelope\x12%\n\x04rows\x18\x03 \x03(\x0b\x32\x17.secure_fl.v1.UploadRow\x12(\n\x07\x65\x61rlier\x18\x04 \x03(\x0b\x32\x17.secure_fl.v1.UploadRow\"\x1c\n\nSealedSums\x12\x0e\n\x06shares\x18\x01 \x03(\x0c\"\x90\x01\n\x0eSealedDelivery\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.UploadCommit\x12%\n\x04rows\x18\x02 \x03(\x0b\x32\x17.secure_fl.v1.UploadRow\x12*\n\x07replies\x18\x03 \x03(\x0b\x32\x19.secure_fl.v1.UploadReply\"\xc1\x01\n\x0cSealedMemory\x12\x14\n\x0c\x65nvelope_key\x18\x01 \x01(\x0c\x12\x11\n\treply_key\x18\x02 \x01(\x0c\x12\x0e\n\x06roster\x18\x03 \x01(\x0c\x12\x0e\n\x06upload\x18\x04 \x01(\x0c\x12\x38\n\x07\x64\x65\x63ided\x18\x05 \x03(\x0b\x32\'.secure_fl.v1.SealedMemory.DecidedEntry\x1a.\n\x0c\x44\x65\x63idedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'secure_fl.rpc.protect_sealed_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEALEDROW_ROWENTRY']._loaded_options = None
-  _globals['_SEALEDROW_ROWENTRY']._serialized_options = b'8\001'
   _globals['_SEALEDMEMORY_DECIDEDENTRY']._loaded_options = None
   _globals['_SEALEDMEMORY_DECIDEDENTRY']._serialized_options = b'8\001'
-  _globals['_SEALEDMANIFEST']._serialized_start=52
-  _globals['_SEALEDMANIFEST']._serialized_end=170
-  _globals['_SEALEDENVELOPE']._serialized_start=172
-  _globals['_SEALEDENVELOPE']._serialized_end=244
-  _globals['_SEALEDCOMMIT']._serialized_start=246
-  _globals['_SEALEDCOMMIT']._serialized_end=326
-  _globals['_SEALEDUPLOAD']._serialized_start=328
-  _globals['_SEALEDUPLOAD']._serialized_end=435
-  _globals['_SEALEDENVELOPES']._serialized_start=437
-  _globals['_SEALEDENVELOPES']._serialized_end=548
-  _globals['_SEALEDREPLY']._serialized_start=550
-  _globals['_SEALEDREPLY']._serialized_end=593
-  _globals['_SEALEDREPLIES']._serialized_start=595
-  _globals['_SEALEDREPLIES']._serialized_end=654
-  _globals['_SEALEDSCORES']._serialized_start=656
-  _globals['_SEALEDSCORES']._serialized_end=759
-  _globals['_SEALEDROW']._serialized_start=762
-  _globals['_SEALEDROW']._serialized_end=897
-  _globals['_SEALEDROW_ROWENTRY']._serialized_start=855
-  _globals['_SEALEDROW_ROWENTRY']._serialized_end=897
-  _globals['_SEALEDOPENING']._serialized_start=900
-  _globals['_SEALEDOPENING']._serialized_end=1090
-  _globals['_SEALEDSUMS']._serialized_start=1092
-  _globals['_SEALEDSUMS']._serialized_end=1120
-  _globals['_SEALEDDELIVERY']._serialized_start=1123
-  _globals['_SEALEDDELIVERY']._serialized_end=1267
-  _globals['_SEALEDMEMORY']._serialized_start=1270
-  _globals['_SEALEDMEMORY']._serialized_end=1463
-  _globals['_SEALEDMEMORY_DECIDEDENTRY']._serialized_start=1417
-  _globals['_SEALEDMEMORY_DECIDEDENTRY']._serialized_end=1463
+  _globals['_SEALEDOPENING']._serialized_start=90
+  _globals['_SEALEDOPENING']._serialized_end=280
+  _globals['_SEALEDSUMS']._serialized_start=282
+  _globals['_SEALEDSUMS']._serialized_end=310
+  _globals['_SEALEDDELIVERY']._serialized_start=313
+  _globals['_SEALEDDELIVERY']._serialized_end=457
+  _globals['_SEALEDMEMORY']._serialized_start=460
+  _globals['_SEALEDMEMORY']._serialized_end=653
+  _globals['_SEALEDMEMORY_DECIDEDENTRY']._serialized_start=607
+  _globals['_SEALEDMEMORY_DECIDEDENTRY']._serialized_end=653
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from secure_fl.rpc import protect_uploads_pb2 as _protect_uploads_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -6,108 +7,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class SealedManifest(_message.Message):
-    __slots__ = ("envelope_key", "reply_key", "sketch_hashes", "sketch_proof", "opened")
-    ENVELOPE_KEY_FIELD_NUMBER: _ClassVar[int]
-    REPLY_KEY_FIELD_NUMBER: _ClassVar[int]
-    SKETCH_HASHES_FIELD_NUMBER: _ClassVar[int]
-    SKETCH_PROOF_FIELD_NUMBER: _ClassVar[int]
-    OPENED_FIELD_NUMBER: _ClassVar[int]
-    envelope_key: bytes
-    reply_key: bytes
-    sketch_hashes: bytes
-    sketch_proof: bytes
-    opened: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, envelope_key: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., sketch_hashes: _Optional[bytes] = ..., sketch_proof: _Optional[bytes] = ..., opened: _Optional[_Iterable[bytes]] = ...) -> None: ...
-
-class SealedEnvelope(_message.Message):
-    __slots__ = ("peer", "key_shares", "sketch_share")
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    KEY_SHARES_FIELD_NUMBER: _ClassVar[int]
-    SKETCH_SHARE_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    key_shares: _containers.RepeatedScalarFieldContainer[bytes]
-    sketch_share: bytes
-    def __init__(self, peer: _Optional[str] = ..., key_shares: _Optional[_Iterable[bytes]] = ..., sketch_share: _Optional[bytes] = ...) -> None: ...
-
-class SealedCommit(_message.Message):
-    __slots__ = ("node", "upload", "digests", "signature")
-    NODE_FIELD_NUMBER: _ClassVar[int]
-    UPLOAD_FIELD_NUMBER: _ClassVar[int]
-    DIGESTS_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    node: str
-    upload: bytes
-    digests: _containers.RepeatedScalarFieldContainer[bytes]
-    signature: bytes
-    def __init__(self, node: _Optional[str] = ..., upload: _Optional[bytes] = ..., digests: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
-
-class SealedUpload(_message.Message):
-    __slots__ = ("commit", "envelopes")
-    COMMIT_FIELD_NUMBER: _ClassVar[int]
-    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
-    commit: SealedCommit
-    envelopes: _containers.RepeatedCompositeFieldContainer[SealedEnvelope]
-    def __init__(self, commit: _Optional[_Union[SealedCommit, _Mapping]] = ..., envelopes: _Optional[_Iterable[_Union[SealedEnvelope, _Mapping]]] = ...) -> None: ...
-
-class SealedEnvelopes(_message.Message):
-    __slots__ = ("commits", "envelopes")
-    COMMITS_FIELD_NUMBER: _ClassVar[int]
-    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
-    commits: _containers.RepeatedCompositeFieldContainer[SealedCommit]
-    envelopes: _containers.RepeatedCompositeFieldContainer[SealedEnvelope]
-    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., envelopes: _Optional[_Iterable[_Union[SealedEnvelope, _Mapping]]] = ...) -> None: ...
-
-class SealedReply(_message.Message):
-    __slots__ = ("peer", "sealed")
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    SEALED_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    sealed: bytes
-    def __init__(self, peer: _Optional[str] = ..., sealed: _Optional[bytes] = ...) -> None: ...
-
-class SealedReplies(_message.Message):
-    __slots__ = ("replies",)
-    REPLIES_FIELD_NUMBER: _ClassVar[int]
-    replies: _containers.RepeatedCompositeFieldContainer[SealedReply]
-    def __init__(self, replies: _Optional[_Iterable[_Union[SealedReply, _Mapping]]] = ...) -> None: ...
-
-class SealedScores(_message.Message):
-    __slots__ = ("commits", "replies")
-    COMMITS_FIELD_NUMBER: _ClassVar[int]
-    REPLIES_FIELD_NUMBER: _ClassVar[int]
-    commits: _containers.RepeatedCompositeFieldContainer[SealedCommit]
-    replies: _containers.RepeatedCompositeFieldContainer[SealedReply]
-    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[SealedReply, _Mapping]]] = ...) -> None: ...
-
-class SealedRow(_message.Message):
-    __slots__ = ("node", "row", "signature")
-    class RowEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    NODE_FIELD_NUMBER: _ClassVar[int]
-    ROW_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    node: str
-    row: _containers.ScalarMap[str, int]
-    signature: bytes
-    def __init__(self, node: _Optional[str] = ..., row: _Optional[_Mapping[str, int]] = ..., signature: _Optional[bytes] = ...) -> None: ...
-
 class SealedOpening(_message.Message):
     __slots__ = ("commits", "envelopes", "rows", "earlier")
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     ENVELOPES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
-    commits: _containers.RepeatedCompositeFieldContainer[SealedCommit]
-    envelopes: _containers.RepeatedCompositeFieldContainer[SealedEnvelope]
-    rows: _containers.RepeatedCompositeFieldContainer[SealedRow]
-    earlier: _containers.RepeatedCompositeFieldContainer[SealedRow]
-    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., envelopes: _Optional[_Iterable[_Union[SealedEnvelope, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ...) -> None: ...
+    commits: _containers.RepeatedCompositeFieldContainer[_protect_uploads_pb2.UploadCommit]
+    envelopes: _containers.RepeatedCompositeFieldContainer[_protect_uploads_pb2.UploadEnvelope]
+    rows: _containers.RepeatedCompositeFieldContainer[_protect_uploads_pb2.UploadRow]
+    earlier: _containers.RepeatedCompositeFieldContainer[_protect_uploads_pb2.UploadRow]
+    def __init__(self, commits: _Optional[_Iterable[_Union[_protect_uploads_pb2.UploadCommit, _Mapping]]] = ..., envelopes: _Optional[_Iterable[_Union[_protect_uploads_pb2.UploadEnvelope, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_protect_uploads_pb2.UploadRow, _Mapping]]] = ..., earlier: _Optional[_Iterable[_Union[_protect_uploads_pb2.UploadRow, _Mapping]]] = ...) -> None: ...
 
 class SealedSums(_message.Message):
     __slots__ = ("shares",)
@@ -120,10 +30,10 @@ class SealedDelivery(_message.Message):
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     REPLIES_FIELD_NUMBER: _ClassVar[int]
-    commits: _containers.RepeatedCompositeFieldContainer[SealedCommit]
-    rows: _containers.RepeatedCompositeFieldContainer[SealedRow]
-    replies: _containers.RepeatedCompositeFieldContainer[SealedReply]
-    def __init__(self, commits: _Optional[_Iterable[_Union[SealedCommit, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[SealedRow, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[SealedReply, _Mapping]]] = ...) -> None: ...
+    commits: _containers.RepeatedCompositeFieldContainer[_protect_uploads_pb2.UploadCommit]
+    rows: _containers.RepeatedCompositeFieldContainer[_protect_uploads_pb2.UploadRow]
+    replies: _containers.RepeatedCompositeFieldContainer[_protect_uploads_pb2.UploadReply]
+    def __init__(self, commits: _Optional[_Iterable[_Union[_protect_uploads_pb2.UploadCommit, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_protect_uploads_pb2.UploadRow, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[_protect_uploads_pb2.UploadReply, _Mapping]]] = ...) -> None: ...
 
 class SealedMemory(_message.Message):
     __slots__ = ("envelope_key", "reply_key", "roster", "upload", "decided")

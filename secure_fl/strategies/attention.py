@@ -1,6 +1,6 @@
 """Strategies in which each site weighs its peers by how far their features are from its own.
 
-Distances open at one site each and cost a phase of their own (`protect.sealed.scores`). Each tells the site something
+Distances open at one site each and cost a phase of their own (`protect.uploads.scores`). Each tells the site something
 of its peer's features for ever, so a site lets each peer measure a few times only (`protect.release.comparisons`):
 sites select early and keep. In rounds that compare nobody, a site goes by the distances it learned last. A peer that it
 was not compared with then has no weight.

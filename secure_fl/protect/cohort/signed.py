@@ -168,6 +168,7 @@ class SignedCohort(Generic[E]):
         require_cohort(self.names, context.min_cohort)
         require_whole(context, self.names)
         self.peers: Mapping[str, Peer[E]] = {peer.name: peer for peer in peers}
+        self.protocol = kind.protocol
         self.minimum = context.min_cohort
         self.threshold = threshold(len(peers), context.colluders)
         if self.threshold > len(peers):

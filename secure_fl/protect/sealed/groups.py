@@ -10,7 +10,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.identity.signing import transcript
 from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import RoundContext
-from secure_fl.protect.sealed.manifest import SealedCohort
+from secure_fl.protect.uploads.manifest import UploadCohort
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class SealedGroup:
     seed: bytes  # of the public elements
 
     @staticmethod
-    def seed_of(cohort: SealedCohort, group: Group) -> bytes:
+    def seed_of(cohort: UploadCohort, group: Group) -> bytes:
         """`a` is a hash of the epoch; a node's secrets differ from group to group, so it could be the same for all."""
         return hashlib.sha256(transcript("sealed elements", cohort.rho, group.label)).digest()
 
@@ -34,7 +34,7 @@ def group_values(context: RoundContext, group: Group) -> int:
     return sum(context.layout[block].size for block in group.blocks) + weight
 
 
-def sealed_groups(context: RoundContext, cohort: SealedCohort, node: str) -> tuple[SealedGroup, ...]:
+def sealed_groups(context: RoundContext, cohort: UploadCohort, node: str) -> tuple[SealedGroup, ...]:
     """The groups of a node's upload, in order."""
     groups, start = [], 0
     for group in cohort.groups_of(node):
@@ -44,6 +44,6 @@ def sealed_groups(context: RoundContext, cohort: SealedCohort, node: str) -> tup
     return tuple(groups)
 
 
-def served_groups(cohort: SealedCohort, row: Mapping[str, int]) -> tuple[Group, ...]:
+def served_groups(cohort: UploadCohort, row: Mapping[str, int]) -> tuple[Group, ...]:
     """The groups that a row combines: those that everybody in it holds."""
     return tuple(group for group in cohort.groups if row.keys() <= set(group.holders))

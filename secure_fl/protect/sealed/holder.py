@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
@@ -12,28 +12,23 @@ from secure_fl.protect.contract import Message
 from secure_fl.protect.primitives.field import Elements, weighted_sum
 from secure_fl.protect.release.combinations import check_rows
 from secure_fl.protect.release.history import History
-from secure_fl.protect.sealed import scores
 from secure_fl.protect.sealed.groups import served_groups
-from secure_fl.protect.sealed.manifest import opened_before
-from secure_fl.protect.sealed.party import SKETCH, Party, question
-from secure_fl.protect.sealed.phases import OPEN, SCORE
+from secure_fl.protect.sealed.party import SealedParty
 from secure_fl.protect.sealed.ring import DEGREE
 from secure_fl.protect.sealed.shares import expand_share
-from secure_fl.protect.sealed.statements import Rows, Uploads, known_rows, open_purpose, score_purpose
-from secure_fl.rpc.protect_sealed_pb2 import (
-    SealedEnvelope,
-    SealedEnvelopes,
-    SealedOpening,
-    SealedReplies,
-    SealedReply,
-    SealedSums,
-)
+from secure_fl.protect.uploads.comparing import sealed_replies
+from secure_fl.protect.uploads.manifest import opened_before
+from secure_fl.protect.uploads.party import from_everybody, question
+from secure_fl.protect.uploads.phases import OPEN
+from secure_fl.protect.uploads.statements import Rows, Uploads, known_rows, open_purpose
+from secure_fl.rpc.protect_sealed_pb2 import SealedOpening, SealedSums
+from secure_fl.rpc.protect_uploads_pb2 import UploadEnvelope
 
 
 class Holder:
     """In a sum. Also after a restart: shares rest in their envelopes, and what was decided in its memory."""
 
-    def __init__(self, party: Party) -> None:
+    def __init__(self, party: SealedParty) -> None:
         self._party = party
 
     def open(self, message: Message) -> Message:
@@ -50,15 +45,15 @@ class Holder:
             for group in opened
             for present in [[name for name in uploads.names if name in group.holders]]
         ]
-        party.memory.decide(OPEN, question(uploads.digest, said.envelopes))
+        party.decide(OPEN, question(uploads.digest, said.envelopes))
         rows = [tuple(name for name in uploads.names if name in group.holders) for group in opened]
         note(party.context, party.cohort, party.host, rows)
         return say(SealedSums(shares=[total.tobytes() for total in sums]))
 
-    def _key_shares(self, uploads: Uploads, envelopes: Sequence[SealedEnvelope]) -> dict[tuple[str, int], Elements]:
+    def _key_shares(self, uploads: Uploads, envelopes: Sequence[UploadEnvelope]) -> dict[tuple[str, int], Elements]:
         """This holder's shares of everybody's keys, by uploader and group."""
         shares: dict[tuple[str, int], Elements] = {}
-        for envelope in _from_everybody(uploads, envelopes):
+        for envelope in from_everybody(uploads, envelopes):
             groups = self._party.cohort.groups_of(envelope.peer)
             if len(envelope.key_shares) != len(groups):
                 raise ProtectionError(f"{envelope.peer} shared too many or too few keys")
@@ -69,36 +64,11 @@ class Holder:
 
 
 class CombineHolder(Holder):
-    """In a combine: shares of distances first, and of combinations that the guard lets through."""
+    """In a combine: shares of combinations that the guard lets through."""
 
-    def __init__(self, party: Party, history: History) -> None:
+    def __init__(self, party: SealedParty, history: History) -> None:
         super().__init__(party)
         self._history = history
-
-    def score(self, message: Message) -> Message:
-        """Shares of the distances between sketches, each sealed to its recipient."""
-        party = self._party
-        if not party.context.compares:
-            raise ProtectionError("this round weighs nobody by features")
-        said = parse(SealedEnvelopes, read_bulky(message))
-        uploads = party.uploads(said.commits)
-        shares = {
-            envelope.peer: party.unseal(envelope.sketch_share, envelope.peer, purpose=SKETCH)
-            for envelope in _from_everybody(uploads, said.envelopes)
-        }
-        for name, share in shares.items():
-            peer = party.cohort.said(name)
-            scores.check_share(
-                share,
-                party.place(party.name),
-                hashes=peer.sketch_hashes,
-                proof=peer.sketch_proof,
-                label=party.sketch_label(name),
-                nodes=len(party.context.invited),
-            )
-        answers = scores.score(shares, order=party.context.invited)
-        party.memory.decide(SCORE, question(uploads.digest, said.envelopes))
-        return say_bulky(self._replies(answers, purpose=score_purpose(uploads)))
 
     def open(self, message: Message) -> Message:
         """Shares of each recipient's Σ w·s, sealed to it, once the guard has passed the complete matrix."""
@@ -118,20 +88,6 @@ class CombineHolder(Holder):
                 for group in served_groups(party.cohort, row)
             ]
             plain[recipient] = b"".join(total.tobytes() for total in totals)
-        party.memory.decide(OPEN, question(rows.digest, said.envelopes))
+        party.decide(OPEN, question(rows.digest, said.envelopes))
         self._history.opened(rows.of)
-        return say_bulky(self._replies(plain, purpose=open_purpose(rows)))
-
-    def _replies(self, plain: Mapping[str, bytes], *, purpose: bytes) -> SealedReplies:
-        """To each recipient."""
-        replies = [
-            SealedReply(peer=recipient, sealed=self._party.seal_reply(plain[recipient], recipient, purpose=purpose))
-            for recipient in sorted(plain)
-        ]
-        return SealedReplies(replies=replies)
-
-
-def _from_everybody(uploads: Uploads, envelopes: Sequence[SealedEnvelope]) -> Sequence[SealedEnvelope]:
-    if tuple(envelope.peer for envelope in envelopes) != uploads.names:
-        raise ProtectionError("envelopes are not from everybody who uploaded, once and in order")
-    return envelopes
+        return say_bulky(sealed_replies(party, plain, purpose=open_purpose(rows)))

@@ -10,62 +10,48 @@ deliver     recipient   open my combination
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 
 from secure_fl.encoding.integers import BlockSum
-from secure_fl.errors import ProtectionError
 from secure_fl.protect.combining import CombineContribution, CombineHost
-from secure_fl.protect.contract import Contribution, Host, Message, RoundContext
+from secure_fl.protect.contract import Contribution, Host, RoundContext
 from secure_fl.protect.sealed.holder import CombineHolder, Holder
-from secure_fl.protect.sealed.party import Party
+from secure_fl.protect.sealed.party import DIGESTED, SealedParty
 from secure_fl.protect.sealed.phases import COMBINE, SUM
 from secure_fl.protect.sealed.recipient import Recipient
 from secure_fl.protect.sealed.uploader import CombineUploader, Uploader
+from secure_fl.protect.uploads.comparing import ask_for_row, score
+from secure_fl.protect.uploads.phases import Forwards
+from secure_fl.protect.uploads.statements import NO_DIGESTS
 
 
-class _Phases:
-    """Time runs forwards only; a restart forgets how far, but not what was decided."""
-
-    def __init__(self, phases: Sequence[str], acts: Sequence[Callable[[Message], Message]]) -> None:
-        self._todo = dict(zip(phases, acts, strict=True))
-
-    def answer(self, phase: str, message: Message) -> Message:
-        """Answer a phase that is still to come. Those before it, left out or not, are over."""
-        if phase not in self._todo:
-            raise ProtectionError(f"phase {phase!r} is not the next one")
-        act = self._todo[phase]
-        phases = list(self._todo)
-        for over in phases[: phases.index(phase) + 1]:
-            del self._todo[over]
-        return act(message)
-
-
-class SealedNode(_Phases):
+class SealedNode(Forwards):
     """One node in one attempt at a sum."""
 
     def __init__(self, context: RoundContext, contribution: Contribution, host: Host) -> None:
-        self.party = Party(context, host)
+        self.party = SealedParty(context, host)
         uploader, holder = Uploader(self.party, contribution), Holder(self.party)
         super().__init__(SUM, (uploader.advertise, uploader.upload, holder.open))
 
 
-class SealedCombiningNode(_Phases):
+class SealedCombiningNode(Forwards):
     """One node in one attempt at a combine; with `recompute` it believes no combination that it did not form itself."""
 
     def __init__(
         self, context: RoundContext, contribution: CombineContribution, host: CombineHost, *, recompute: bool = False
     ) -> None:
-        self.party = Party(context, host, digested=recompute)
+        self.party = SealedParty(context, host, digests=DIGESTED if recompute else NO_DIGESTS)
         uploader = CombineUploader(self.party, contribution, host)
         holder = CombineHolder(self.party, host.history)
-        self._recipient = Recipient(self.party, contribution.attend)
+        self._recipient = Recipient(self.party)
         super().__init__(
             COMBINE,
             (
                 uploader.advertise,
                 uploader.upload,
-                holder.score,
-                self._recipient.row,
+                partial(score, self.party),
+                partial(ask_for_row, self.party, contribution.attend),
                 holder.open,
                 self._recipient.deliver,
             ),

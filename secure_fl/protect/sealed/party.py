@@ -1,147 +1,48 @@
-"""One node in one sealed attempt, as its roles have it in common: its keys, its memory, and whom it met."""
+"""One node in one sealed attempt: what it must not forget is in its memory before it is said."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
-from functools import cached_property
-
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from secure_fl.errors import ProtectionError, RestartedError
-from secure_fl.identity.signing import transcript
-from secure_fl.protect.cohort.meeting import meet
+from secure_fl.errors import RestartedError
 from secure_fl.protect.contract import Host, RoundContext
-from secure_fl.protect.primitives.envelopes import Envelopes
-from secure_fl.protect.sealed.manifest import MANIFESTS, SealedCohort
+from secure_fl.protect.sealed.manifest import MANIFESTS
 from secure_fl.protect.sealed.memory import SealedMemories
-from secure_fl.protect.sealed.scores import Dealing
-from secure_fl.protect.sealed.statements import Uploads
 from secure_fl.protect.sealed.terms import Terms
-from secure_fl.rpc.protect_cohort_pb2 import Manifest
-from secure_fl.rpc.protect_sealed_pb2 import SealedCommit, SealedEnvelope, SealedReply
+from secure_fl.protect.uploads.party import Party
+from secure_fl.protect.uploads.statements import NO_DIGESTS, Digests
 
-SKETCH = b"sketch"  # purpose of an envelope with a share of a sketch; one with a share of a key has its group's label
+# Where recipients recompute combinations, uploads are signed with a digest for each group.
+DIGESTED = Digests(per_group=1)
 
 
-class Party:
-    """What it must not forget is in its memory before it is said.
+class SealedParty(Party):
+    """Goes on after a restart: keys and decisions are in its memory."""
 
-    `digested` where recipients recompute combinations: uploads are then signed with a digest for each group.
-    """
-
-    def __init__(self, context: RoundContext, host: Host, *, digested: bool = False) -> None:
-        self.context = context
-        self.host = host
-        self.me = host.me
-        self.randomness = host.randomness
-        self.terms = Terms.of(context)
-        self.digested = digested
+    def __init__(self, context: RoundContext, host: Host, *, digests: Digests = NO_DIGESTS) -> None:
         self.memory = SealedMemories(host.memory, host.me, context, host.randomness)
-        self._envelope_key = X25519PrivateKey.from_private_bytes(self.memory.now.envelope_key)
-        self._reply_key = X25519PrivateKey.from_private_bytes(self.memory.now.reply_key)
-        self._met: SealedCohort | None = None
+        super().__init__(
+            context,
+            host,
+            MANIFESTS,
+            envelope_key=X25519PrivateKey.from_private_bytes(self.memory.now.envelope_key),
+            reply_key=X25519PrivateKey.from_private_bytes(self.memory.now.reply_key),
+            digests=digests,
+        )
+        self.terms = Terms.of(context)
         if self.memory.restored:
             self.meet(self.memory.now.roster)
 
     @property
-    def name(self) -> str:
-        """This node's."""
-        return self.me.name
+    def uploaded(self) -> bytes:
+        """Also in an earlier process."""
+        return self.memory.now.upload
+
+    def decide(self, phase: str, digest: bytes) -> None:
+        """For ever: also after a restart."""
+        self.memory.decide(phase, digest)
 
     def require_trained(self) -> None:
         """Raise `RestartedError` in a process that began after training: it has nothing to upload."""
         if self.memory.restored:
             raise RestartedError("this node has no memory of what it trained for this attempt")
-
-    # --- who is there -----------------------------------------------------------------------------------------
-
-    def extension(self, dealt: Dealing | None, opened: Iterable[bytes]) -> bytes:
-        """What it adds to its manifest."""
-        return MANIFESTS.write(
-            envelope_key=self._envelope_key,
-            reply_key=self._reply_key,
-            sketch_hashes=dealt.hashes if dealt else b"",
-            sketch_proof=dealt.proof if dealt else b"",
-            opened=opened,
-        )
-
-    def meet(self, roster: bytes, mine: Manifest | None = None) -> SealedCohort:
-        """Everybody who takes part, verified and vouched for now."""
-        self._met = meet(self.context, roster, MANIFESTS, host=self.host, mine=mine)
-        return self._met
-
-    @property
-    def cohort(self) -> SealedCohort:
-        """Those it met."""
-        if self._met is None:
-            raise ProtectionError("this node was never told who takes part")
-        return self._met
-
-    def place(self, node: str) -> int:
-        """Where a node stands on the polynomials of sketches: among everybody invited."""
-        return self.context.invited.index(node) + 1
-
-    def sketch_label(self, node: str) -> bytes:
-        """What a node's proof about its sketch is bound to."""
-        return transcript("sketch", self.context.binding, node.encode())
-
-    def uploads(self, commits: Sequence[SealedCommit]) -> Uploads:
-        """Who uploaded, verified; of this node, nothing but its own upload is believed."""
-        uploads = Uploads(self.cohort, commits, digested=self.digested)
-        mine = uploads.commits.get(self.name)
-        if mine is not None and mine.upload != self.memory.now.upload:
-            raise ProtectionError("this node is said to have uploaded something else than it did")
-        return uploads
-
-    # --- envelopes --------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _envelopes(self) -> Envelopes:
-        """Under the envelope key: to and from holders, and as a holder to recipients."""
-        return Envelopes(self._envelope_key, rho=self.cohort.rho)
-
-    @cached_property
-    def _answers(self) -> Envelopes:
-        """Under the reply key: what holders answer this node as a recipient."""
-        return Envelopes(self._reply_key, rho=self.cohort.rho)
-
-    def seal(self, plain: bytes, holder: str, *, purpose: bytes) -> bytes:
-        """From the uploader to a holder."""
-        theirs = self.cohort.said(holder).envelope_key
-        return self._envelopes.seal(plain, theirs=theirs, sender=self.name, recipient=holder, purpose=purpose)
-
-    def unseal(self, sealed: bytes, uploader: str, *, purpose: bytes) -> bytes:
-        """As a holder."""
-        theirs = self.cohort.said(uploader).envelope_key
-        return self._envelopes.unseal(sealed, theirs=theirs, sender=uploader, recipient=self.name, purpose=purpose)
-
-    def seal_reply(self, plain: bytes, recipient: str, *, purpose: bytes) -> bytes:
-        """From a holder to a recipient, under its reply key."""
-        theirs = self.cohort.said(recipient).reply_key
-        return self._envelopes.seal(plain, theirs=theirs, sender=self.name, recipient=recipient, purpose=purpose)
-
-    def unseal_replies(self, replies: Sequence[SealedReply], *, purpose: bytes) -> dict[str, bytes]:
-        """As a recipient: what holders answered, by holder."""
-        holders = [reply.peer for reply in replies]
-        if holders != sorted(set(holders)) or not set(holders) <= set(self.cohort.names):
-            raise ProtectionError("answers are repeated, out of order, or from outside the round")
-        return {
-            reply.peer: self._answers.unseal(
-                reply.sealed,
-                theirs=self.cohort.said(reply.peer).envelope_key,
-                sender=reply.peer,
-                recipient=self.name,
-                purpose=purpose,
-            )
-            for reply in replies
-        }
-
-
-def question(digest: bytes, parts: Iterable[SealedEnvelope | SealedReply]) -> bytes:
-    """All that an answer depends on: what was signed, and what nobody signed, the envelopes or replies.
-
-    Those too: what is sealed under one key must be one message, and other replies would have other distances weighed.
-    """
-    fields = (part.SerializeToString(deterministic=True) for part in parts)
-    return hashlib.sha256(transcript("sealed question", digest, *fields)).digest()

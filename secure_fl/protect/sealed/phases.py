@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-ADVERTISE, UPLOAD, SCORE, ROW, OPEN, DELIVER = "advertise", "upload", "score", "row", "open", "deliver"
+from secure_fl.protect.uploads.phases import ADVERTISE, DELIVER, OPEN, ROW, SCORE, UPLOAD
 
 SUM = (ADVERTISE, UPLOAD, OPEN)
 COMBINE = (ADVERTISE, UPLOAD, SCORE, ROW, OPEN, DELIVER)  # `score` asks nobody where no distances are opened

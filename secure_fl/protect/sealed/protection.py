@@ -18,10 +18,11 @@ from secure_fl.protect.primitives.field import ELEMENT
 from secure_fl.protect.release.history import OpenedRow
 from secure_fl.protect.sealed.combine_coordinator import CombineCoordinator
 from secure_fl.protect.sealed.node import SealedCombiningNode, SealedNode
-from secure_fl.protect.sealed.phases import COMBINE, SUM, UPLOAD
+from secure_fl.protect.sealed.phases import COMBINE, SUM
 from secure_fl.protect.sealed.shares import VECTOR_BYTES
 from secure_fl.protect.sealed.sum_coordinator import SumCoordinator
 from secure_fl.protect.sealed.terms import Terms
+from secure_fl.protect.uploads.phases import UPLOAD
 
 UNVERIFIED = "unverified-combinations"
 

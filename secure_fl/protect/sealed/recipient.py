@@ -1,4 +1,4 @@
-"""A node as a recipient of a combine: it weighs its peers, and in the end opens what nobody else does."""
+"""A node as a recipient of a combine: in the end it opens what nobody else does."""
 
 from __future__ import annotations
 
@@ -12,62 +12,27 @@ from secure_fl.encoding.integers import BlockSum
 from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import ProtectionError, SecureFLError
 from secure_fl.messages import parse
-from secure_fl.protect.bodies import read_bulky, say
 from secure_fl.protect.cohort.signed import Group
-from secure_fl.protect.combining import Attention
 from secure_fl.protect.contract import Message
 from secure_fl.protect.primitives.field import ELEMENT, Elements, read_elements, weighted_sum
-from secure_fl.protect.release.sketch import in_units
-from secure_fl.protect.sealed import scores
 from secure_fl.protect.sealed.groups import SealedGroup, group_values, served_groups
 from secure_fl.protect.sealed.manifest import answers_to_open
-from secure_fl.protect.sealed.party import Party, question
-from secure_fl.protect.sealed.phases import ROW
+from secure_fl.protect.sealed.party import SealedParty
 from secure_fl.protect.sealed.ring import Product
 from secure_fl.protect.sealed.shares import VECTOR_BYTES, interpolate
-from secure_fl.protect.sealed.statements import Rows, Uploads, open_purpose, score_purpose, sign_row
-from secure_fl.rpc.protect_sealed_pb2 import SealedDelivery, SealedReply, SealedScores
+from secure_fl.protect.uploads.statements import Rows, Uploads, open_purpose
+from secure_fl.rpc.protect_sealed_pb2 import SealedDelivery
+from secure_fl.rpc.protect_uploads_pb2 import UploadReply
 
 log = logging.getLogger(__name__)
 
 
 class Recipient:
-    """Asks for one row, and opens it."""
+    """Opens the row that it asked for."""
 
-    def __init__(self, party: Party, attend: Attention) -> None:
+    def __init__(self, party: SealedParty) -> None:
         self._party = party
-        self._attend = attend
         self.combination: Mapping[str, BlockSum] = {}
-
-    def row(self, message: Message) -> Message:
-        """Its distances opened, its peers weighed, the row signed."""
-        party = self._party
-        said = parse(SealedScores, read_bulky(message))
-        uploads = party.uploads(said.commits)
-        if party.name not in uploads.commits:
-            raise ProtectionError("a row is asked of a node that did not upload")
-        party.memory.decide(ROW, question(uploads.digest, said.replies))
-        row: Mapping[str, int] = {}
-        try:
-            row = self._attend(self._distances(uploads, said.replies))
-        except ProtectionError as error:
-            # It goes on as a holder: others need it. Without a row nothing is opened here.
-            log.warning("no combination is asked for: %s", error.message)
-        return say(sign_row(party.me, party.cohort, uploads, row))
-
-    def _distances(self, uploads: Uploads, replies: Sequence[SealedReply]) -> dict[str, float]:
-        """The squared distances to everybody who uploaded; zeros where features do not count."""
-        party = self._party
-        if not party.context.compares:
-            return dict.fromkeys(uploads.names, 0.0)
-        answers = party.unseal_replies(replies, purpose=score_purpose(uploads))
-        squared = scores.interpolate_scores(
-            {party.place(holder): answer for holder, answer in answers.items()},
-            [name for name in uploads.names if name != party.name],
-            nodes=len(party.context.invited),
-            colluders=party.context.colluders,
-        )
-        return {name: in_units(squared.get(name, 0)) for name in uploads.names}
 
     def deliver(self, message: Message) -> Message:
         """Take its combination. The coordinator does not learn whether it opened: that would be an oracle."""
@@ -88,7 +53,7 @@ class Recipient:
         served = served_groups(party.cohort, row)
         keys = self._keys(said.replies, rows, len(served))
         sizes = [group_values(party.context, group) for group in served]
-        if party.digested:
+        if party.digests.per_group:
             elements = self._recomputed(message.bulk, uploads, row, dict(zip(served, sizes, strict=True)))
         else:
             elements = _combined(message.bulk, sum(sizes))
@@ -115,7 +80,7 @@ class Recipient:
             start += size
         return opened
 
-    def _keys(self, replies: Sequence[SealedReply], rows: Rows, groups: int) -> list[Elements]:
+    def _keys(self, replies: Sequence[UploadReply], rows: Rows, groups: int) -> list[Elements]:
         """Σ w·s of each group, from the holders' shares."""
         plain = self._party.unseal_replies(replies, purpose=open_purpose(rows))
         if any(len(shares) != groups * VECTOR_BYTES for shares in plain.values()):

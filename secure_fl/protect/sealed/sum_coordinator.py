@@ -13,11 +13,16 @@ from secure_fl.protect.cohort.minima import require_weight
 from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import Ask, Bulk, Message, OpenedSums, RoundContext
 from secure_fl.protect.primitives.field import ELEMENT, Elements, add, read_elements
-from secure_fl.protect.sealed.coordinator import PIECE, SealedCoordinator, Step
+from secure_fl.protect.sealed.coordinator import PIECE, SealedCoordinator
 from secure_fl.protect.sealed.groups import SealedGroup, group_values, sealed_groups
-from secure_fl.protect.sealed.phases import ADVERTISE, OPEN, SUM, UPLOAD
+from secure_fl.protect.sealed.manifest import MANIFESTS
+from secure_fl.protect.sealed.phases import SUM
 from secure_fl.protect.sealed.ring import Product
 from secure_fl.protect.sealed.shares import VECTOR_BYTES, interpolate
+from secure_fl.protect.sealed.terms import Terms
+from secure_fl.protect.uploads.coordinator import Step
+from secure_fl.protect.uploads.phases import ADVERTISE, OPEN, UPLOAD
+from secure_fl.protect.uploads.statements import NO_DIGESTS
 from secure_fl.rpc.protect_sealed_pb2 import SealedSums
 
 
@@ -25,7 +30,8 @@ class SumCoordinator(SealedCoordinator):
     """One sum per group in memory, never an upload."""
 
     def __init__(self, context: RoundContext) -> None:
-        super().__init__(context)
+        super().__init__(context, MANIFESTS, digests=NO_DIGESTS)
+        self._terms = Terms.of(context)
         self._sums: dict[int, Elements] = {}
         self._torn = False
         self._shares: dict[str, list[Elements]] = {}  # by holder

@@ -21,13 +21,14 @@ from secure_fl.protect.release.comparisons import Comparisons
 from secure_fl.protect.release.history import OpenedRow, ProcessMemory
 from secure_fl.protect.release.sketch import SIZE
 from secure_fl.protect.sealed.combine_coordinator import CombineCoordinator
-from secure_fl.protect.sealed.manifest import SealedCohort
 from secure_fl.protect.sealed.node import SealedCombiningNode, SealedNode
+from secure_fl.protect.sealed.party import DIGESTED
 from secure_fl.protect.sealed.protection import Sealed, SealedSettings
-from secure_fl.protect.sealed.statements import Uploads, sign_row
+from secure_fl.protect.uploads.manifest import UploadCohort
+from secure_fl.protect.uploads.statements import NO_DIGESTS, Uploads, sign_row
 from secure_fl.randomness import UnsafeSeededRandomness
 from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
-from secure_fl.rpc.protect_sealed_pb2 import SealedCommit, SealedManifest, SealedRow
+from secure_fl.rpc.protect_uploads_pb2 import UploadCommit, UploadManifest, UploadRow
 from tests.protect.cohorts import InMemory, context, contribution, host
 from tests.protect.members import member
 
@@ -189,28 +190,28 @@ class Table:
         return refused.value
 
     @property
-    def cohort(self) -> SealedCohort:
+    def cohort(self) -> UploadCohort:
         """Who takes part, as everybody was told."""
         half: Any = self.nodes[self.about.invited[0]]
-        cohort: SealedCohort = half.party.cohort
+        cohort: UploadCohort = half.party.cohort
         return cohort
 
-    def commits(self, *names: str) -> list[SealedCommit]:
+    def commits(self, *names: str) -> list[UploadCommit]:
         """The honest commits of these nodes."""
-        from secure_fl.rpc.protect_sealed_pb2 import SealedUpload
+        from secure_fl.rpc.protect_uploads_pb2 import UploadAnswer
 
-        return [parse(SealedUpload, self.answers["upload", name].body).commit for name in names]
+        return [parse(UploadAnswer, self.answers["upload", name].body).commit for name in names]
 
-    def signed_row(self, name: str, row: Mapping[str, int], *uploaded: str) -> SealedRow:
+    def signed_row(self, name: str, row: Mapping[str, int], *uploaded: str) -> UploadRow:
         """A row that `name` really signed, being one that works with the coordinator."""
         commits = self.commits(*(uploaded or self.about.invited))
-        uploads = Uploads(self.cohort, commits, digested=self.protection is RECOMPUTES)
+        uploads = Uploads(self.cohort, commits, digests=DIGESTED if self.protection is RECOMPUTES else NO_DIGESTS)
         return sign_row(member(name), self.cohort, uploads, row)
 
 
 def reworded(manifest: Manifest, **fields: Any) -> None:
     """Another extension, which its node did not sign."""
-    said = parse(SealedManifest, manifest.extension)
+    said = parse(UploadManifest, manifest.extension)
     for name, value in fields.items():
         said.ClearField(name)
         if value:

@@ -44,24 +44,22 @@ from secure_fl.protect.sealed.groups import SealedGroup
 from secure_fl.protect.sealed.manifest import MANIFESTS
 from secure_fl.protect.sealed.ring import DEGREE, Product
 from secure_fl.protect.sealed.shares import SEED_BYTES, VECTOR_BYTES, expand_share, interpolate
-from secure_fl.protect.sealed.statements import Rows as SignedRows
-from secure_fl.protect.sealed.statements import Uploads, sign_commit
 from secure_fl.protect.sealed.terms import Terms
+from secure_fl.protect.uploads.statements import Rows as SignedRows
+from secure_fl.protect.uploads.statements import Uploads, sign_commit
 from secure_fl.randomness import UnsafeSeededRandomness
 from secure_fl.rpc.protect_cohort_pb2 import Manifest, Roster
-from secure_fl.rpc.protect_sealed_pb2 import (
-    SealedCommit,
-    SealedDelivery,
-    SealedEnvelope,
-    SealedEnvelopes,
-    SealedManifest,
-    SealedOpening,
-    SealedReplies,
-    SealedReply,
-    SealedRow,
-    SealedScores,
-    SealedSums,
-    SealedUpload,
+from secure_fl.rpc.protect_sealed_pb2 import SealedDelivery, SealedOpening, SealedSums
+from secure_fl.rpc.protect_uploads_pb2 import (
+    UploadAnswer,
+    UploadCommit,
+    UploadEnvelope,
+    UploadEnvelopes,
+    UploadManifest,
+    UploadReplies,
+    UploadReply,
+    UploadRow,
+    UploadScores,
 )
 from tests.protect.cohorts import InMemory, context, contribution, host, layout
 from tests.protect.members import authority, enrol, member
@@ -187,7 +185,7 @@ def test_one_story_for_each_node_opens_nothing() -> None:
     without = edited(Roster, table.asked["n0"], lambda r: r.manifests.__delitem__(4))
     told = {name: without if name in ("n0", "n1", "n2") else table.asked[name] for name in NAMES}
     answers = {name: table.nodes[name].answer("upload", told[name]) for name in NAMES}
-    uploads = {name: parse(SealedUpload, answer.body) for name, answer in answers.items()}
+    uploads = {name: parse(UploadAnswer, answer.body) for name, answer in answers.items()}
     for name, answer in answers.items():
         if name in ("n0", "n1", "n2"):
             with pytest.raises(SecureFLError):
@@ -197,7 +195,7 @@ def test_one_story_for_each_node_opens_nothing() -> None:
             half = table.restart(holder)
             opening = SealedOpening(commits=[uploads[name].commit for name in names])
             for name in names:
-                sealed = next((e for e in uploads[name].envelopes if e.peer == holder), SealedEnvelope())
+                sealed = next((e for e in uploads[name].envelopes if e.peer == holder), UploadEnvelope())
                 opening.envelopes.add(peer=name, key_shares=sealed.key_shares)
             same = {told[name] is without for name in (*names, holder)}
             if len(same) == 1:
@@ -247,7 +245,7 @@ def test_the_coordinator_half_takes_no_manifest_for_another() -> None:
     table.machine.accept("n1", "advertise", said(manifest(table.about, member("n1"))), InMemory(b""))
 
 
-EXTENSIONS: dict[str, Callable[[SealedManifest], object]] = {
+EXTENSIONS: dict[str, Callable[[UploadManifest], object]] = {
     "a sketch nobody asked for": lambda m: setattr(m, "sketch_hashes", bytes(32 * 6)),
     "a proof nobody asked for": lambda m: setattr(m, "sketch_proof", bytes(32)),
     "rows out of order": lambda m: m.opened.extend([b"\x02" * 32, b"\x01" * 32]),
@@ -265,7 +263,7 @@ EXTENSIONS: dict[str, Callable[[SealedManifest], object]] = {
 def test_an_extension_has_what_the_round_asks_for_and_nothing_else(attack: str) -> None:
     """Signed by its node, it is refused by the coordinator and, where that works with the node, by every other one."""
     table = Table(combine_round())
-    honest = parse(SealedManifest, manifest(table.about, member("n2")).extension)
+    honest = parse(UploadManifest, manifest(table.about, member("n2")).extension)
     EXTENSIONS[attack](honest)
     extension = honest.SerializeToString(deterministic=True)
     forged = make_manifest(table.about, host("n2"), protocol="sealed", blocks=("body", "head"), extension=extension)
@@ -293,13 +291,13 @@ def test_a_sum_has_no_rows_behind_it(opened: int) -> None:
 # --- what was uploaded (3, 4, 5) ----------------------------------------------------------------------------------
 
 
-def _commit(table: Table, name: str, **changes: Any) -> SealedCommit:
+def _commit(table: Table, name: str, **changes: Any) -> UploadCommit:
     """A commit that `name` signs, though it uploaded something else."""
     fields = {"upload": bytes(32), "digests": (), **changes}
     return sign_commit(member(name), table.cohort, fields["upload"], fields["digests"])
 
 
-def _replay(table: Table) -> SealedCommit:
+def _replay(table: Table) -> UploadCommit:
     """What n1 signed in the attempt before."""
     earlier = Table(replace(table.about, attempt=2)).until("open" if len(table.phases) == 3 else "row")
     return earlier.commits("n1")[0]
@@ -327,8 +325,8 @@ COMMITS: dict[str, tuple[Callable[[Table, Commits], object], type[SecureFLError]
 }
 ASKED: dict[str, tuple[Round, type[Any]]] = {
     "open": (sum_round, SealedOpening),
-    "row": (combine_round, SealedScores),
-    "score": (lambda: combine_round(compares=True), SealedEnvelopes),
+    "row": (combine_round, UploadScores),
+    "score": (lambda: combine_round(compares=True), UploadEnvelopes),
     "open rows": (combine_round, SealedOpening),
 }
 
@@ -399,7 +397,7 @@ def test_envelopes_that_were_touched_open_nothing(attack: str, kind: str) -> Non
     table.refuses("n0", edited(SealedOpening, table.asked["n0"], ENVELOPES[attack]), ProtectionError)
 
 
-def _envelope(message: Message, name: str) -> SealedEnvelope:
+def _envelope(message: Message, name: str) -> UploadEnvelope:
     return next(e for e in parse(SealedOpening, message.body).envelopes if e.peer == name)
 
 
@@ -434,7 +432,7 @@ def test_envelopes_swapped_across_groups_or_kinds_do_not_open(kind: str) -> None
     table.refuses("n0", edited(SealedOpening, table.asked["n0"], swapped), ProtectionError)
     if kind == "combine":
         table = Table(combine_round(*NINE, compares=True), deep=deep).until("score")
-        asked = parse(SealedEnvelopes, table.asked["n0"].body).envelopes[1]
+        asked = parse(UploadEnvelopes, table.asked["n0"].body).envelopes[1]
         half: Any = table.nodes["n0"]
         for purpose in (b"", b"sketch ", *(group.label for group in table.cohort.groups)):
             with pytest.raises(ProtectionError):
@@ -472,7 +470,7 @@ def opening_of(table: Table, holder: str, wanted: Rows, *uploaded: str) -> Messa
     opening = SealedOpening(commits=table.commits(*names))
     opening.rows.extend(table.signed_row(name, row, *names) for name, row in sorted(wanted.items()))
     for name in names:
-        everybody = parse(SealedUpload, table.answers["upload", name].body).envelopes
+        everybody = parse(UploadAnswer, table.answers["upload", name].body).envelopes
         sealed = next(envelope for envelope in everybody if envelope.peer == holder)
         opening.envelopes.add(peer=name, key_shares=sealed.key_shares)
     return said(opening)
@@ -520,12 +518,12 @@ def test_two_rows_that_differ_by_one_node_are_refused_where_both_recipients_may_
         assert not table.decided("n2")
 
 
-def _reweigh(row: SealedRow, weights: dict[str, int]) -> None:
+def _reweigh(row: UploadRow, weights: dict[str, int]) -> None:
     row.row.clear()
     row.row.update(weights)
 
 
-def _signed(table: Table, row: SealedRow, weights: dict[str, int]) -> None:
+def _signed(table: Table, row: UploadRow, weights: dict[str, int]) -> None:
     row.CopyFrom(table.signed_row(row.node, weights))
 
 
@@ -580,7 +578,7 @@ def test_a_sum_has_no_rows_and_a_node_weighs_nobody_in_it() -> None:
     for phase in ("score", "row", "deliver"):
         half = table.restart("n2")
         with pytest.raises(ProtectionError, match="not the next"):
-            half.answer(phase, said(SealedScores(commits=table.commits(*NAMES))))
+            half.answer(phase, said(UploadScores(commits=table.commits(*NAMES))))
 
 
 def test_a_block_below_its_minimum_stays_closed_although_another_opens() -> None:
@@ -598,7 +596,7 @@ def test_a_block_below_its_minimum_stays_closed_although_another_opens() -> None
     assert all(len(table.answers["upload", name].bulk) == 4 * (3 + 1) for name in names)
     # In a combine, a row with somebody who has no such block opens the others only.
     table = Table(combine_round(*names), deep=frozenset(names[:4])).until("open")
-    replies = parse(SealedReplies, table.nodes["n0"].answer("open", table.asked["n0"]).body).replies
+    replies = parse(UploadReplies, table.nodes["n0"].answer("open", table.asked["n0"]).body).replies
     assert {len(reply.sealed) for reply in replies} == {VECTOR_BYTES + 16}
 
 
@@ -735,7 +733,7 @@ def test_a_recipient_signs_one_row() -> None:
     first = table.tell("n0", table.asked["n0"])
     table.restart("n0")
     with pytest.raises(ProtectionError, match="another question"):
-        table.tell("n0", said(SealedScores(commits=table.commits(*NAMES[:5]))))
+        table.tell("n0", said(UploadScores(commits=table.commits(*NAMES[:5]))))
     table.restart("n0")
     assert table.tell("n0", table.asked["n0"]) == first
 
@@ -787,7 +785,7 @@ def test_a_weight_that_cannot_be_is_refused_when_the_sum_opens(weight: int) -> N
 
 def shares_of(table: Table, uploader: str, group: int) -> dict[int, Elements]:
     """What everybody holds of a key, opened as its holder would."""
-    upload = parse(SealedUpload, table.answers["upload", uploader].body)
+    upload = parse(UploadAnswer, table.answers["upload", uploader].body)
     which = [g.index for g in table.cohort.groups_of(uploader)].index(group)
     shares = {}
     for envelope in upload.envelopes:
@@ -826,7 +824,7 @@ def test_every_node_group_and_attempt_has_a_key_of_its_own(kind: str) -> None:
             sent = np.frombuffer(table.answers["upload", name].bulk, ELEMENT)
             keys += [key_of(table, name, group.index).tobytes() for group in table.cohort.groups_of(name)]
             uploads += np.split(sent, len(table.cohort.groups_of(name)))
-            said_ = parse(SealedUpload, table.answers["upload", name].body)
+            said_ = parse(UploadAnswer, table.answers["upload", name].body)
             envelopes += [sealed for envelope in said_.envelopes for sealed in envelope.key_shares]
             half: Any = table.nodes["n0"]
             mine = next(envelope for envelope in said_.envelopes if envelope.peer == "n0")
@@ -899,7 +897,7 @@ def test_a_reply_opens_at_its_recipient_only() -> None:
             "theirs": cohort.said(holder).envelope_key,
             "sender": holder,
         }
-        for reply in parse(SealedReplies, answer.body).replies:
+        for reply in parse(UploadReplies, answer.body).replies:
             right = {**common, "recipient": reply.peer}
             own = Envelopes(halves[reply.peer].party._reply_key, rho=cohort.rho)
             assert len(own.unseal(reply.sealed, **right, purpose=purpose)) == VECTOR_BYTES
@@ -933,7 +931,7 @@ def _bend(table: Table, holder: str, recipient: str, change: Callable[[bytes], b
     return bytes(halves[holder].party._envelopes.seal(change(plain), theirs=cohort.said(recipient).reply_key, **common))
 
 
-def _reply(delivered: SealedDelivery, holder: str) -> SealedReply:
+def _reply(delivered: SealedDelivery, holder: str) -> UploadReply:
     return next(reply for reply in delivered.replies if reply.peer == holder)
 
 
@@ -1041,18 +1039,18 @@ def test_roots_that_do_not_fit_are_refused_wherever_they_are_shown(roots: list[b
     table = Table(about).until("row")
     forged = _commit(table, "n1", upload=table.commits("n1")[0].upload, roots=roots)
     table.refuses(
-        "n0", edited(SealedScores, table.asked["n0"], lambda s: s.commits[1].CopyFrom(forged)), ProtectionError
+        "n0", edited(UploadScores, table.asked["n0"], lambda s: s.commits[1].CopyFrom(forged)), ProtectionError
     )
     table = Table(about).until("upload")
     honest = table.nodes["n1"].answer("upload", table.asked["n1"])
     table.nodes["n0"].answer("upload", table.asked["n0"])  # so that it knows the cohort
 
-    def posing(upload: SealedUpload) -> None:
+    def posing(upload: UploadAnswer) -> None:
         upload.commit.CopyFrom(_commit(table, "n1", upload=upload.commit.upload, roots=roots))
 
     with pytest.raises(ProtectionError):
         table.machine.accept(
-            "n1", "upload", replace(edited(SealedUpload, honest, posing), bulk=b""), InMemory(honest.bulk)
+            "n1", "upload", replace(edited(UploadAnswer, honest, posing), bulk=b""), InMemory(honest.bulk)
         )
 
 
@@ -1062,11 +1060,11 @@ def test_roots_that_do_not_fit_are_refused_wherever_they_are_shown(roots: list[b
 def _resigned(table: Table, bulk: bytes, honest: Message) -> Message:
     """The upload, with a commit to other elements."""
 
-    def change(upload: SealedUpload) -> None:
+    def change(upload: UploadAnswer) -> None:
         commit = _commit(table, "n0", upload=hashlib.sha256(bulk).digest())
         upload.commit.CopyFrom(commit)
 
-    return replace(edited(SealedUpload, honest, change), bulk=bulk)
+    return replace(edited(UploadAnswer, honest, change), bulk=bulk)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -1080,14 +1078,14 @@ def test_a_malformed_upload_changes_nothing(kind: str) -> None:
         _resigned(table, honest.bulk[:-4], honest),
         _resigned(table, bytes(honest.bulk) + bytes(4), honest),
         _resigned(table, b"\xff" * len(honest.bulk), honest),
-        edited(SealedUpload, honest, lambda u: u.envelopes.__delitem__(1)),
-        edited(SealedUpload, honest, lambda u: u.envelopes.append(u.envelopes[0])),
-        edited(SealedUpload, honest, lambda u: u.envelopes[5].key_shares.append(bytes(48))),
-        edited(SealedUpload, honest, lambda u: u.envelopes[5].key_shares.__setitem__(0, bytes(48))),
-        edited(SealedUpload, honest, lambda u: u.envelopes[0].key_shares.__setitem__(0, bytes(1 << 20))),
-        edited(SealedUpload, honest, lambda u: setattr(u.envelopes[0], "sketch_share", bytes(16))),
-        edited(SealedUpload, honest, lambda u: u.commit.digests.append(bytes(32))),
-        edited(SealedUpload, honest, lambda u: setattr(u.commit, "node", "n1")),
+        edited(UploadAnswer, honest, lambda u: u.envelopes.__delitem__(1)),
+        edited(UploadAnswer, honest, lambda u: u.envelopes.append(u.envelopes[0])),
+        edited(UploadAnswer, honest, lambda u: u.envelopes[5].key_shares.append(bytes(48))),
+        edited(UploadAnswer, honest, lambda u: u.envelopes[5].key_shares.__setitem__(0, bytes(48))),
+        edited(UploadAnswer, honest, lambda u: u.envelopes[0].key_shares.__setitem__(0, bytes(1 << 20))),
+        edited(UploadAnswer, honest, lambda u: setattr(u.envelopes[0], "sketch_share", bytes(16))),
+        edited(UploadAnswer, honest, lambda u: u.commit.digests.append(bytes(32))),
+        edited(UploadAnswer, honest, lambda u: setattr(u.commit, "node", "n1")),
     ]
     for message in bad:
         with pytest.raises(SecureFLError):
@@ -1136,7 +1134,7 @@ def test_malformed_shares_of_a_sum_cost_their_sender_only(attack: str) -> None:
     assert opened.blocks["body"].contributors == 6
 
 
-REPLIES: dict[str, Callable[[SealedReplies], object]] = {
+REPLIES: dict[str, Callable[[UploadReplies], object]] = {
     "one recipient left out": lambda r: r.replies.__delitem__(0),
     "a recipient twice": lambda r: r.replies.append(r.replies[0]),
     "to a stranger": lambda r: setattr(r.replies[5], "peer", "zz"),
@@ -1150,7 +1148,7 @@ def test_malformed_replies_cost_their_sender_only(attack: str) -> None:
     table = Table(combine_round()).until("open")
     answer = table.nodes["n0"].answer("open", table.asked["n0"])
     with pytest.raises(ProtectionError):
-        table.machine.accept("n0", "open", edited(SealedReplies, answer, REPLIES[attack]), InMemory(b""))
+        table.machine.accept("n0", "open", edited(UploadReplies, answer, REPLIES[attack]), InMemory(b""))
     table.machine.leave("n0", "Protection")
     table.play()
     table.play(absent=("n0",))
@@ -1167,7 +1165,7 @@ def test_the_coordinator_half_takes_no_row_that_is_none(row: dict[str, int]) -> 
     with pytest.raises(ProtectionError):
         table.machine.accept("n0", "row", said(table.signed_row("n1", EVEN)), InMemory(b""))
     with pytest.raises(SignatureError):
-        table.machine.accept("n0", "row", said(SealedRow(node="n0", row=EVEN)), InMemory(b""))
+        table.machine.accept("n0", "row", said(UploadRow(node="n0", row=EVEN)), InMemory(b""))
     table.machine.accept("n0", "row", said(table.signed_row("n0", EVEN)), InMemory(b""))
 
 
@@ -1184,11 +1182,11 @@ def _padding(room: int) -> bytes:
 def test_what_one_node_adds_to_its_messages_is_not_sent_to_everybody(kind: str) -> None:
     table = Table(KINDS[kind]()).until("upload")
     honest = table.nodes["n1"].answer("upload", table.asked["n1"])
-    upload = parse(SealedUpload, honest.body)
-    padded = SealedCommit.FromString(upload.commit.SerializeToString() + _padding(PAYLOAD_BYTES // 4))
+    upload = parse(UploadAnswer, honest.body)
+    padded = UploadCommit.FromString(upload.commit.SerializeToString() + _padding(PAYLOAD_BYTES // 4))
     upload.commit.CopyFrom(padded)
     upload.envelopes[3].CopyFrom(
-        SealedEnvelope.FromString(upload.envelopes[3].SerializeToString() + _padding(PAYLOAD_BYTES // 4))
+        UploadEnvelope.FromString(upload.envelopes[3].SerializeToString() + _padding(PAYLOAD_BYTES // 4))
     )
     table.play(forged={"n1": replace(honest, body=upload.SerializeToString())})
     while table.machine.phase:
@@ -1249,7 +1247,7 @@ def test_after_a_combine_the_coordinator_has_neither_a_key_nor_a_combination() -
     secrets: list[bytes] = []
     for name in NAMES:
         secrets.append(key_of(table, name).tobytes())
-        row = dict(parse(SealedRow, table.answers["row", name].body).row)
+        row = dict(parse(UploadRow, table.answers["row", name].body).row)
         secrets.append(weighted_sum(list(row.values()), (key_of(table, n) for n in row), size=DEGREE).tobytes())
         opened = table.nodes[name].combination()
         assert opened

@@ -25,7 +25,7 @@ from secure_fl.protect.release.sketch import SIZE
 from secure_fl.protect.sealed.protection import Sealed, SealedSettings
 from secure_fl.protect.sealed.terms import Terms
 from secure_fl.randomness import UnsafeSeededRandomness
-from secure_fl.rpc.protect_sealed_pb2 import SealedUpload
+from secure_fl.rpc.protect_uploads_pb2 import UploadAnswer
 from tests.protect.cohorts import InMemory, host, layout
 
 SEALED = Sealed(SealedSettings(recompute=False))
@@ -97,7 +97,7 @@ def _play(protection: Sealed, about: RoundContext, patch: pytest.MonkeyPatch) ->
         phase = machine.phase
         answers = {name: nodes[name].answer(phase, machine.asked[name]) for name in sorted(machine.waiting)}
         if phase == "upload":
-            uploads = [parse(SealedUpload, answer.body) for answer in answers.values()]
+            uploads = [parse(UploadAnswer, answer.body) for answer in answers.values()]
             found["y"] = _digest(*(answer.bulk for answer in answers.values()))
             found["envelopes"] = _digest(*(e.SerializeToString() for upload in uploads for e in upload.envelopes))
             found["commits"] = _digest(*(upload.commit.SerializeToString() for upload in uploads))

@@ -16,11 +16,11 @@ from secure_fl.protect.combining import CombinationsSent
 from secure_fl.protect.contract import Message
 from secure_fl.protect.primitives.lagrange import lagrange
 from secure_fl.protect.release.sketch import LIMIT, SIZE
-from secure_fl.protect.sealed import scores
-from secure_fl.protect.sealed.scores import PRIME, Dealing, _read, answers_needed, degree, share_bytes
-from secure_fl.protect.sealed.statements import Uploads
+from secure_fl.protect.uploads import scores
+from secure_fl.protect.uploads.scores import PRIME, Dealing, _read, answers_needed, degree, share_bytes
+from secure_fl.protect.uploads.statements import Uploads
 from secure_fl.randomness import UnsafeSeededRandomness
-from secure_fl.rpc.protect_sealed_pb2 import SealedEnvelopes, SealedReplies, SealedRow, SealedScores, SealedUpload
+from secure_fl.rpc.protect_uploads_pb2 import UploadAnswer, UploadEnvelopes, UploadReplies, UploadRow, UploadScores
 from tests.protect.cohorts import InMemory
 from tests.protect.sealed.table import NAMES, Table, combine_round, edited, flip, said, values
 
@@ -35,12 +35,12 @@ def attentive() -> Table:
 # --- holders ------------------------------------------------------------------------------------------------------
 
 
-def _swap(said: SealedEnvelopes) -> None:
+def _swap(said: UploadEnvelopes) -> None:
     first, second = said.envelopes[1], said.envelopes[2]
     first.sketch_share, second.sketch_share = second.sketch_share, first.sketch_share
 
 
-SHARES: dict[str, Callable[[SealedEnvelopes], object]] = {
+SHARES: dict[str, Callable[[UploadEnvelopes], object]] = {
     "a bit flipped": lambda s: setattr(s.envelopes[1], "sketch_share", flip(s.envelopes[1].sketch_share)),
     "empty": lambda s: setattr(s.envelopes[1], "sketch_share", b""),
     "swapped between senders": _swap,
@@ -53,7 +53,7 @@ SHARES: dict[str, Callable[[SealedEnvelopes], object]] = {
 @pytest.mark.parametrize("attack", SHARES)
 def test_shares_of_sketches_that_were_touched_get_no_answer(attack: str) -> None:
     table = attentive().until("score")
-    table.refuses("n0", edited(SealedEnvelopes, table.asked["n0"], SHARES[attack]), ProtectionError)
+    table.refuses("n0", edited(UploadEnvelopes, table.asked["n0"], SHARES[attack]), ProtectionError)
     assert not table.remembers("n0").decided
 
 
@@ -64,18 +64,18 @@ def test_a_share_that_is_none_but_properly_sealed_gets_no_answer(share: bytes) -
     table = attentive().until("score")
     evil: Any = table.nodes["n1"]
     sealed = evil.party.seal(share, "n0", purpose=b"sketch")
-    forged = edited(SealedEnvelopes, table.asked["n0"], lambda s: setattr(s.envelopes[1], "sketch_share", sealed))
+    forged = edited(UploadEnvelopes, table.asked["n0"], lambda s: setattr(s.envelopes[1], "sketch_share", sealed))
     table.refuses("n0", forged, ProtectionError)
 
 
 def test_a_share_for_another_holder_or_of_another_attempt_gets_no_answer() -> None:
     table = attentive().until("score")
-    theirs = parse(SealedEnvelopes, table.asked["n2"].body).envelopes[1]
+    theirs = parse(UploadEnvelopes, table.asked["n2"].body).envelopes[1]
     earlier = Table(replace(table.about, attempt=2)).until("score")
-    old = parse(SealedEnvelopes, earlier.asked["n0"].body).envelopes[1]
+    old = parse(UploadEnvelopes, earlier.asked["n0"].body).envelopes[1]
     for forged in (theirs, old):
         half = table.restart("n0")
-        shown = parse(SealedEnvelopes, table.asked["n0"].body)
+        shown = parse(UploadEnvelopes, table.asked["n0"].body)
         shown.envelopes[1].CopyFrom(forged)
         with pytest.raises(ProtectionError, match="does not open"):
             half.answer("score", said(shown))
@@ -86,13 +86,13 @@ def test_a_holder_answers_about_one_set_of_shares_only() -> None:
     table = attentive().until("score")
     first = table.tell("n0", table.asked["n0"])
 
-    def fewer(said: SealedEnvelopes) -> None:
+    def fewer(said: UploadEnvelopes) -> None:
         del said.commits[5]
         del said.envelopes[5]
 
     table.restart("n0")
     with pytest.raises(ProtectionError, match="another question"):
-        table.tell("n0", edited(SealedEnvelopes, table.asked["n0"], fewer))
+        table.tell("n0", edited(UploadEnvelopes, table.asked["n0"], fewer))
     # Other shares of a sketch are not even looked at: n1 stands by the first ones in its manifest.
     evil: Any = table.nodes["n1"]
     sealed = evil.party.seal(bytes(share_bytes(6)), "n0", purpose=b"sketch")
@@ -100,7 +100,7 @@ def test_a_holder_answers_about_one_set_of_shares_only() -> None:
     with pytest.raises(ProtectionError, match="stands by"):
         table.tell(
             "n0",
-            edited(SealedEnvelopes, table.asked["n0"], lambda s: setattr(s.envelopes[1], "sketch_share", sealed)),
+            edited(UploadEnvelopes, table.asked["n0"], lambda s: setattr(s.envelopes[1], "sketch_share", sealed)),
         )
     table.restart("n0")
     assert table.tell("n0", table.asked["n0"]) == first
@@ -150,7 +150,7 @@ def test_as_many_holders_as_may_collude_find_every_sketch_possible() -> None:
 
 def replies_of(table: Table, recipient: str) -> dict[int, list[int]]:
     """What a recipient reads: the holders' values for each of its peers."""
-    shown = parse(SealedScores, table.asked[recipient].body)
+    shown = parse(UploadScores, table.asked[recipient].body)
     purpose = b"score" + Uploads(table.cohort, shown.commits).digest
     half: Any = table.nodes[recipient]
     plain = half.party.unseal_replies(shown.replies, purpose=purpose)
@@ -165,7 +165,7 @@ def test_a_recipient_sees_a_distance_and_nothing_else() -> None:
     distance = SIZE * 9
     assert _at(0, [1, 2, 3], [[seen[k]] for k in (1, 2, 3)]) == [distance]
     halves: dict[str, Any] = dict(table.nodes)
-    upload = parse(SealedUpload, table.answers["upload", "n0"].body)
+    upload = parse(UploadAnswer, table.answers["upload", "n0"].body)
     mine = {
         place: _read(halves[envelope.peer].party.unseal(envelope.sketch_share, "n0", purpose=b"sketch"), 6)[:SIZE]
         for place, envelope in enumerate(upload.envelopes, 1)
@@ -191,7 +191,7 @@ def bent(table: Table, holder: str, recipient: str, change: Callable[[bytes], by
     """Other values of a colluding holder, properly sealed."""
     halves: dict[str, Any] = dict(table.nodes)
     cohort = table.cohort
-    shown = parse(SealedScores, table.asked[recipient].body)
+    shown = parse(UploadScores, table.asked[recipient].body)
     common: dict[str, Any] = {
         "sender": holder,
         "recipient": recipient,
@@ -202,11 +202,11 @@ def bent(table: Table, holder: str, recipient: str, change: Callable[[bytes], by
     return bytes(halves[holder].party._envelopes.seal(change(plain), theirs=cohort.said(recipient).reply_key, **common))
 
 
-def _bend(table: Table, said: SealedScores, change: Callable[[bytes], bytes]) -> None:
+def _bend(table: Table, said: UploadScores, change: Callable[[bytes], bytes]) -> None:
     said.replies[3].sealed = bent(table, "n3", "n0", change)
 
 
-def _far(table: Table, said: SealedScores) -> None:
+def _far(table: Table, said: UploadScores) -> None:
     """With just as many answers as are needed no check is left but that of the range."""
     del said.replies[answers_needed(6, 1) :]
     shift = -(10**6) * pow(3, -1, PRIME)  # the first of three counts three times at zero
@@ -218,12 +218,12 @@ def _far(table: Table, said: SealedScores) -> None:
     said.replies[0].sealed = bent(table, "n0", "n0", nearer_than_can_be)
 
 
-def _exchange(table: Table, said: SealedScores) -> None:
+def _exchange(table: Table, said: UploadScores) -> None:
     del said.replies[:]
-    said.replies.extend(parse(SealedScores, table.asked["n1"].body).replies)
+    said.replies.extend(parse(UploadScores, table.asked["n1"].body).replies)
 
 
-SCORES: dict[str, Callable[[Table, SealedScores], object]] = {
+SCORES: dict[str, Callable[[Table, UploadScores], object]] = {
     "too few": lambda _t, s: s.replies.__delitem__(slice(answers_needed(6, 1) - 1, None)),
     "none": lambda _t, s: s.replies.__delitem__(slice(None)),
     "a bit flipped": lambda _t, s: setattr(s.replies[2], "sealed", flip(s.replies[2].sealed)),
@@ -240,9 +240,9 @@ SCORES: dict[str, Callable[[Table, SealedScores], object]] = {
 @pytest.mark.parametrize("attack", SCORES)
 def test_a_recipient_that_cannot_open_its_distances_asks_for_nothing_and_goes_on_as_a_holder(attack: str) -> None:
     table = attentive().until("row")
-    forged = edited(SealedScores, table.asked["n0"], lambda s: SCORES[attack](table, s))
+    forged = edited(UploadScores, table.asked["n0"], lambda s: SCORES[attack](table, s))
     answer = table.tell("n0", forged)
-    assert dict(parse(SealedRow, answer.body).row) == {}
+    assert dict(parse(UploadRow, answer.body).row) == {}
     table.machine.accept("n0", "row", answer, InMemory(b""))
     sent: Any = None
     while table.machine.phase:
@@ -276,12 +276,12 @@ def test_a_holder_cannot_bend_a_distance_unless_recipients_are_content_with_few_
         value = (int.from_bytes(plain[:WORD], "little") + shift) % PRIME
         return value.to_bytes(WORD, "little") + plain[WORD:]
 
-    def hand_on(said: SealedScores) -> None:
+    def hand_on(said: UploadScores) -> None:
         said.replies[3].sealed = bent(table, "n3", "n0", nearer)
         for place in (5, 4, 2):
             del said.replies[place]
 
-    table.tell("n0", edited(SealedScores, table.asked["n0"], hand_on))
+    table.tell("n0", edited(UploadScores, table.asked["n0"], hand_on))
     assert (round(seen["n1"] * 2**28) == 9 * SIZE - 500) if few else not seen
 
 
@@ -293,7 +293,7 @@ def test_too_few_answers_end_the_attempt() -> None:
 
 def test_what_holders_say_to_one_recipient_is_of_no_use_to_another() -> None:
     table = attentive().until("score")
-    answers = {name: parse(SealedReplies, table.tell(name, table.asked[name]).body) for name in NAMES}
+    answers = {name: parse(UploadReplies, table.tell(name, table.asked[name]).body) for name in NAMES}
     halves: dict[str, Any] = dict(table.nodes)
     purpose = b"score" + Uploads(table.cohort, table.commits(*NAMES)).digest
     for holder in NAMES[2:]:
@@ -370,7 +370,7 @@ def test_a_recipient_that_shares_its_sketch_wrongly_is_found_out(trusting: bool)
         table.play()
     seen = {holder: column[0] for holder, column in replies_of(table, "n0").items()}
     mine: Any = table.nodes["n0"]
-    envelope = next(e for e in parse(SealedUpload, table.answers["upload", "n1"].body).envelopes if e.peer == "n0")
+    envelope = next(e for e in parse(UploadAnswer, table.answers["upload", "n1"].body).envelopes if e.peer == "n0")
     own = _read(mine.party.unseal(envelope.sketch_share, "n1", purpose=b"sketch"), 6)[:SIZE]  # x + r
     read: list[int] = []
     for row in range(wanted):

@@ -23,9 +23,10 @@ from secure_fl.protect.primitives.field import MODULUS, Elements, read_elements
 from secure_fl.protect.primitives.lagrange import lagrange
 from secure_fl.protect.sealed import manifest, recipient
 from secure_fl.protect.sealed.groups import SealedGroup
+from secure_fl.protect.sealed.party import DIGESTED
 from secure_fl.protect.sealed.ring import DEGREE, Product
 from secure_fl.protect.sealed.shares import VECTOR_BYTES
-from secure_fl.protect.sealed.statements import Rows, Uploads, open_purpose
+from secure_fl.protect.uploads.statements import Rows, Uploads, open_purpose
 from secure_fl.rpc.protect_sealed_pb2 import SealedDelivery
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.settings import Study
@@ -105,7 +106,7 @@ def test_a_holder_cannot_bend_what_opens_unless_recipients_are_content_with_t_sh
     [group] = table.cohort.groups
     sealed = SealedGroup(group, 0, SIZE, SealedGroup.seed_of(table.cohort, group))
     change = bending(table, "n3", among, sealed)
-    uploads = Uploads(table.cohort, said.commits, digested=True)
+    uploads = Uploads(table.cohort, said.commits, digests=DIGESTED)
     purpose = open_purpose(Rows(table.about, table.cohort, uploads, said.rows))
     evil: Any = table.nodes["n3"]
     for reply in said.replies:

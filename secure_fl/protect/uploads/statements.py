@@ -1,9 +1,10 @@
-"""What nodes sign in a sealed round after their manifest: what they uploaded, and what they want of it opened."""
+"""What nodes sign after their manifest where uploads rest: what they uploaded, and what they want of it opened."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from secure_fl.errors import ProtectionError
 from secure_fl.identity.member import Member
@@ -12,57 +13,70 @@ from secure_fl.protect.cohort.minima import require_cohort
 from secure_fl.protect.contract import RoundContext
 from secure_fl.protect.release.combinations import require_row, row_total
 from secure_fl.protect.release.history import OpenedRow
-from secure_fl.protect.sealed.manifest import SealedCohort
-from secure_fl.rpc.protect_sealed_pb2 import SealedCommit, SealedRow
-
-_UPLOAD, _ROW = "sealed upload", "sealed row"
+from secure_fl.protect.uploads.manifest import UploadCohort
+from secure_fl.rpc.protect_uploads_pb2 import UploadCommit, UploadRow
 
 
-def sign_commit(me: Member, cohort: SealedCohort, upload: bytes, digests: Sequence[bytes]) -> SealedCommit:
-    """This is my one upload of the round; where recipients recompute, with a digest of each of its groups."""
-    signature = me.key.sign(_UPLOAD, cohort.rho, me.name.encode(), upload, *digests)
-    return SealedCommit(node=me.name, upload=upload, digests=digests, signature=signature)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """How many digests a node signs besides that of its whole upload."""
+
+    fixed: int = 0
+    per_group: int = 0
+
+    def of(self, cohort: UploadCohort, node: str) -> int:
+        """In one node's commit."""
+        return self.fixed + self.per_group * len(cohort.groups_of(node))
 
 
-def verify_commit(cohort: SealedCohort, commit: SealedCommit, *, digested: bool) -> None:
-    """Raise unless a member of the cohort signed it, with a digest for each of its groups where the round has them."""
+NO_DIGESTS = Digests()
+
+
+def sign_commit(me: Member, cohort: UploadCohort, upload: bytes, digests: Sequence[bytes]) -> UploadCommit:
+    """This is my one upload of the round, with the digests that the protection asks for."""
+    signature = me.key.sign(f"{cohort.protocol} upload", cohort.rho, me.name.encode(), upload, *digests)
+    return UploadCommit(node=me.name, upload=upload, digests=digests, signature=signature)
+
+
+def verify_commit(cohort: UploadCohort, commit: UploadCommit, *, digests: Digests) -> None:
+    """Raise unless a member of the cohort signed it, with as many digests as the round asks for."""
     if commit.node not in cohort.peers:
         raise ProtectionError("an upload comes from outside the round")
-    digests = [commit.upload, *commit.digests]
-    if len(commit.digests) != (len(cohort.groups_of(commit.node)) if digested else 0) or {*map(len, digests)} != {32}:
+    signed = [commit.upload, *commit.digests]
+    if len(commit.digests) != digests.of(cohort, commit.node) or {*map(len, signed)} != {32}:
         raise ProtectionError(f"{commit.node} has too many or too few digests, or they are none")
-    fields = (cohort.rho, commit.node.encode(), *digests)
-    verify(cohort.public_key(commit.node), commit.signature, _UPLOAD, *fields)
+    fields = (cohort.rho, commit.node.encode(), *signed)
+    verify(cohort.public_key(commit.node), commit.signature, f"{cohort.protocol} upload", *fields)
 
 
 class Uploads:
     """Who uploaded what, as everybody is told and can verify."""
 
-    def __init__(self, cohort: SealedCohort, commits: Sequence[SealedCommit], *, digested: bool = False) -> None:
+    def __init__(self, cohort: UploadCohort, commits: Sequence[UploadCommit], *, digests: Digests = NO_DIGESTS) -> None:
         self.names = tuple(commit.node for commit in commits)
         if list(self.names) != sorted(set(self.names)):
             raise ProtectionError("uploads are repeated or out of order")
         for commit in commits:
-            verify_commit(cohort, commit, digested=digested)
+            verify_commit(cohort, commit, digests=digests)
         require_cohort(self.names, cohort.minimum, what="uploads")
         cohort.require_whole(self.names)
-        self.commits: Mapping[str, SealedCommit] = {commit.node: commit for commit in commits}
+        self.commits: Mapping[str, UploadCommit] = {commit.node: commit for commit in commits}
         # Each commit is one field: in a flat list one node's digests could pass for another node and its upload.
         signed = (transcript("upload", commit.node.encode(), commit.upload, *commit.digests) for commit in commits)
-        self.digest = hashlib.sha256(transcript("sealed uploads", cohort.rho, *signed)).digest()
+        self.digest = hashlib.sha256(transcript(f"{cohort.protocol} uploads", cohort.rho, *signed)).digest()
 
 
-def sign_row(me: Member, cohort: SealedCohort, uploads: Uploads, row: Mapping[str, int]) -> SealedRow:
+def sign_row(me: Member, cohort: UploadCohort, uploads: Uploads, row: Mapping[str, int]) -> UploadRow:
     """This is what I want opened at me, of just these uploads."""
-    signature = me.key.sign(_ROW, cohort.rho, uploads.digest, me.name.encode(), _row_bytes(row))
-    return SealedRow(node=me.name, row=row, signature=signature)
+    signature = me.key.sign(f"{cohort.protocol} row", cohort.rho, uploads.digest, me.name.encode(), _row_bytes(row))
+    return UploadRow(node=me.name, row=row, signature=signature)
 
 
 class Rows:
     """The complete matrix of what is opened, every row signed by its recipient."""
 
     def __init__(
-        self, context: RoundContext, cohort: SealedCohort, uploads: Uploads, rows: Sequence[SealedRow]
+        self, context: RoundContext, cohort: UploadCohort, uploads: Uploads, rows: Sequence[UploadRow]
     ) -> None:
         recipients = [row.node for row in rows]
         if not recipients or recipients != sorted(set(recipients)) or not set(recipients) <= set(uploads.names):
@@ -74,13 +88,13 @@ class Rows:
             require_cohort(row.row, cohort.minimum, what="combination")
         self.of: Mapping[str, Mapping[str, int]] = {row.node: dict(row.row) for row in rows}
         fields = (field for name, row in self.of.items() for field in (name.encode(), _row_bytes(row)))
-        self.digest = hashlib.sha256(transcript("sealed matrix", uploads.digest, *fields)).digest()
+        self.digest = hashlib.sha256(transcript(f"{cohort.protocol} matrix", uploads.digest, *fields)).digest()
 
 
-def verify_row(cohort: SealedCohort, uploads: Uploads, row: SealedRow) -> None:
+def verify_row(cohort: UploadCohort, uploads: Uploads, row: UploadRow) -> None:
     """Raise `SignatureError` unless its recipient asked for this row, of these uploads."""
     fields = (cohort.rho, uploads.digest, row.node.encode(), _row_bytes(row.row))
-    verify(cohort.public_key(row.node), row.signature, _ROW, *fields)
+    verify(cohort.public_key(row.node), row.signature, f"{cohort.protocol} row", *fields)
 
 
 def score_purpose(uploads: Uploads) -> bytes:
