@@ -15,6 +15,7 @@ _BUILT_IN: dict[str, str] = {
     "none": "secure_fl.protect.none:UnsafeNone",
     "masked": "secure_fl.protect.masked.protection:Masked",
     "sealed": "secure_fl.protect.sealed.protection:Sealed",
+    "encrypted": "secure_fl.protect.encrypted.protection:Encrypted",
 }
 # With `protection.recovery`: those that need other messages to open a sum without somebody who dropped out.
 _RECOVERING: dict[str, str] = {"masked": "secure_fl.protect.recovery.protection:MaskedWithRecovery"}
@@ -46,8 +47,12 @@ def suitable(kind: RequestKind) -> str:
 
 
 def hiding() -> tuple[str, ...]:
-    """Ids of those that show no update to the coordinator: what a site allows that says nothing else."""
-    return tuple(name for name in _BUILT_IN if not describe(name).coordinator_sees_updates)
+    """Ids of those that show no update to the coordinator: what a site allows that says nothing else.
+
+    Not those that rest on more trust than that: a site names them itself.
+    """
+    kinds = {name: describe(name) for name in _BUILT_IN}
+    return tuple(name for name, kind in kinds.items() if not (kind.coordinator_sees_updates or kind.by_name_only))
 
 
 def register(name: str, target: str, *, recovering: str = "") -> None:

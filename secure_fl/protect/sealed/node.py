@@ -20,7 +20,7 @@ from secure_fl.protect.sealed.holder import CombineHolder, Holder
 from secure_fl.protect.sealed.party import DIGESTED, SealedParty
 from secure_fl.protect.sealed.phases import COMBINE, SUM
 from secure_fl.protect.sealed.recipient import Recipient
-from secure_fl.protect.sealed.uploader import CombineUploader, Uploader
+from secure_fl.protect.sealed.uploader import Uploader
 from secure_fl.protect.uploads.comparing import ask_for_row, score
 from secure_fl.protect.uploads.phases import Forwards
 from secure_fl.protect.uploads.statements import NO_DIGESTS
@@ -42,7 +42,7 @@ class SealedCombiningNode(Forwards):
         self, context: RoundContext, contribution: CombineContribution, host: CombineHost, *, recompute: bool = False
     ) -> None:
         self.party = SealedParty(context, host, digests=DIGESTED if recompute else NO_DIGESTS)
-        uploader = CombineUploader(self.party, contribution, host)
+        uploader = Uploader(self.party, contribution, host)
         holder = CombineHolder(self.party, host.history)
         self._recipient = Recipient(self.party)
         super().__init__(
