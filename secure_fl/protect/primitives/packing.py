@@ -1,9 +1,9 @@
-"""Several values in one 64-bit word, so that one mask word hides them all: less to send and less to mask.
+"""Several values in one word, so that one mask word hides them all: less to send and less to mask.
 
 A value v of the study's grid, |v| ≤ L, becomes v + L ≥ 0. Sums of up to n of those stay below 2^b with
 b = bits of 2·L·n, so ⌊64/b⌋ lanes of b bits share a word and no carry ever crosses a lane: adding words adds lanes.
 With 16-bit values and 10 nodes: b = 20, three lanes, 2.67 bytes a parameter. After the sum of k words each lane
-gives back Σ v = lane − k·L.
+gives back Σ v = lane − k·L. A word has 64 bits, or fewer where what carries it has no room for more.
 
 Lane i of a block holds a contiguous part of it, so packing is a shift and an addition over whole arrays.
 """
@@ -30,10 +30,13 @@ class Packing:
 
     bits: int
     contributors: int
+    word_bits: int = 64
 
     def __post_init__(self) -> None:
-        if self.bits < 2 or self.contributors < 1 or self.lane_bits > 64:
-            raise OverflowInvariantError(f"{self.contributors} values of {self.bits} bits do not fit a 64-bit word")
+        if self.bits < 2 or self.contributors < 1 or not self.lane_bits <= self.word_bits <= 64:
+            raise OverflowInvariantError(
+                f"{self.contributors} values of {self.bits} bits do not fit a {self.word_bits}-bit word"
+            )
 
     @property
     def limit(self) -> int:
@@ -48,14 +51,14 @@ class Packing:
     @property
     def lanes(self) -> int:
         """Values per word."""
-        return 64 // self.lane_bits
+        return self.word_bits // self.lane_bits
 
     def words(self, values: int) -> int:
         """How many words so many values take."""
         return -(-values // self.lanes)
 
     def pack(self, values: Integers, out: Words) -> None:
-        """Write `values` into `out`, which has `words(values.size)` entries."""
+        """Write `values` into `out`, which has `words(values.size)` entries or more."""
         if values.min(initial=0) < -self.limit or values.max(initial=0) > self.limit:
             raise OverflowInvariantError("a value is outside the study's fixed-point range")
         buffer = np.empty(min(_PIECE, out.size), np.int64)
