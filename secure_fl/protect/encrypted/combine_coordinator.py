@@ -83,9 +83,7 @@ class CombineCoordinator(RowsCoordinator, EncryptedCoordinator):
 
     def _delivery(self, recipient: str) -> Message:
         vouches = [vouch for mine in self._vouches.values() for vouch in mine if vouch.recipient == recipient]
-        body = EncryptedOpening(
-            commits=self._uploads.commits.values(), rows=list(self._rows.values()), vouches=vouches
-        )
+        body = EncryptedOpening(commits=self._uploads.commits.values(), rows=list(self._rows.values()), vouches=vouches)
         sides = (self._sides.of(recipient).other,) if self._recompute else tuple(Side)
         row = self._matrix.of[recipient]
         groups = [group for group in self._cohort.groups if serves(group, row)]

@@ -14,6 +14,7 @@ from secure_fl.messages import parse
 from secure_fl.protect.bodies import say_bulky
 from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import Ask, Bulk, Message, RoundContext
+from secure_fl.protect.encrypted.coefficients import rows, widen
 from secure_fl.protect.encrypted.groups import encrypted_groups, group_values, key_id
 from secure_fl.protect.encrypted.phases import KEY
 from secure_fl.protect.encrypted.scheme import Scheme
@@ -67,7 +68,7 @@ class EncryptedCoordinator(UploadCoordinator):
     def _accept_key(self, node: str, message: Message, bulk: Bulk) -> None:
         said = parse(EncryptedKeys, message.body or bulk.read(0, bulk.size))
         others = [name for name in self._cohort.names if name != node]
-        length = self._terms.key_bytes + TAG_BYTES
+        length = self._terms.chunk_bytes + TAG_BYTES
         if [envelope.peer for envelope in said.envelopes] != others or len(said.key_id) != _DIGEST_BYTES:
             raise ProtectionError(f"{node} did not seal the key to everybody, once and in order")
         if any(len(envelope.sealed) != length for envelope in said.envelopes):
@@ -105,7 +106,8 @@ class EncryptedCoordinator(UploadCoordinator):
                 if hashlib.sha256(raw).digest() != commit.digests[part.digest]:
                     raise ProtectionError(f"{node} signed something else than it uploads")
                 if side is Side.BODIES:
-                    self._scheme.check_body(raw, values=group.values)
+                    for row in rows(raw, self._terms, values=group.values, what="a body"):
+                        widen(row, self._terms, what="a body")
 
     def _accept_upload(self, node: str, message: Message, bulk: Bulk) -> None:
         super()._accept_upload(node, message, bulk)

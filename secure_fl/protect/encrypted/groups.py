@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from secure_fl.protect.encrypted.terms import Terms
 
 from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.integers import Integers
@@ -14,6 +13,7 @@ from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import RoundContext
 from secure_fl.protect.encrypted.sides import Side
+from secure_fl.protect.encrypted.terms import Terms
 from secure_fl.protect.uploads.manifest import UploadCohort
 from secure_fl.protect.uploads.statements import Digests
 from secure_fl.rpc.protect_uploads_pb2 import UploadCommit

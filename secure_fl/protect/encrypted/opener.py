@@ -59,7 +59,7 @@ class Opener:
             raise ProtectionError("others open this sum")
         opened = self._released(uploads)
         self._note(uploads, opened)
-        body, mask = self._halves(said, message, uploads, opened)
+        body, mask = self._halves(said, memoryview(message.bulk), uploads)
         totals = self._decrypted(body, mask, uploads, opened)
         answer = EncryptedOpened(totals=hashlib.sha256(totals).digest())
         return say(answer, bulk=totals if party.side is Side.BODIES else b"")
@@ -84,12 +84,9 @@ class Opener:
             for group, halves in party.halves(bulk, uploads, needed)
         )
 
-    def _halves(
-        self, said: EncryptedOpening, message: Message, uploads: Uploads, opened: Sequence[Group]
-    ) -> tuple[memoryview, memoryview]:
+    def _halves(self, said: EncryptedOpening, bulk: memoryview, uploads: Uploads) -> tuple[memoryview, memoryview]:
         """The bodies' sum and the masks' sum, of all groups."""
         party = self._party
-        bulk = memoryview(message.bulk)
         if not self._recompute:
             size = len(bulk) // 2
             return bulk[:size], bulk[size:]

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from secure_fl.protect.encrypted.scheme import Cipher, Key, Scheme
-from secure_fl.protect.encrypted.terms import Terms
 
 from secure_fl.errors import ProtectionError
 from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import Host, RoundContext
 from secure_fl.protect.encrypted.groups import DIGESTS, EncryptedGroup, encrypted_groups, key_id
+from secure_fl.protect.encrypted.scheme import Cipher, Key, Scheme
 from secure_fl.protect.encrypted.sides import Side, Sides
+from secure_fl.protect.encrypted.terms import Terms
 from secure_fl.protect.uploads.manifest import UploadManifests
 from secure_fl.protect.uploads.party import Party
 from secure_fl.protect.uploads.statements import Uploads
@@ -62,10 +62,11 @@ class EncryptedParty(Party):
     @cached_property
     def cipher(self) -> Cipher:
         """Under the attempt's key."""
-        return Cipher(self.scheme, self._known_key)
+        return Cipher(self.scheme, self.known_key)
 
     @property
-    def _known_key(self) -> Key:
+    def known_key(self) -> Key:
+        """The attempt's, once it has it."""
         if self.key is None:
             raise ProtectionError("this node was never given the attempt's key")
         return self.key
@@ -79,7 +80,7 @@ class EncryptedParty(Party):
         uploads = super().uploads(commits)
         for name, commit in uploads.commits.items():
             # SEAL adds up what belongs to different keys without a word.
-            if key_id(commit) != self._known_key.id:
+            if key_id(commit) != self.known_key.id:
                 raise ProtectionError(f"{name} encrypted its upload under another key")
         return uploads
 
@@ -103,5 +104,6 @@ class EncryptedParty(Party):
 
     def add(self, parts: Sequence[tuple[int, memoryview]], *, values: int) -> bytes:
         """Σ w·half, of this node's side."""
-        add = self.scheme.add_bodies if self.side is Side.BODIES else self.scheme.add_seeds
-        return add(parts, values=values)
+        if self.side is Side.BODIES:
+            return self.scheme.add_bodies(parts, values=values)
+        return self.scheme.add_seeds([(weight, bytes(seeds)) for weight, seeds in parts], values=values)

@@ -77,7 +77,7 @@ class Encrypted(CombiningProtection):
         values = [context.layout[block].size + weight for block in context.layout.names] or [weight]
         upload = sum(terms.body_bytes(count) + terms.seeds_bytes(count) for count in values)
         replies = len(context.invited) * (8 * len(context.invited) + 1024)
-        keys = len(context.invited) * (terms.key_bytes + 1024)
+        keys = len(context.invited) * (terms.chunk_bytes + 1024)
         return max(upload, TOTAL.itemsize * sum(values), replies, keys)
 
     def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:

@@ -56,9 +56,7 @@ class Recipient:
                     continue
                 digest = hashlib.sha256(half).digest()
                 answer.vouches.append(
-                    sign_vouch(
-                        party.me, party.cohort, rows.digest, side=party.side, half=digest, recipient=recipient
-                    )
+                    sign_vouch(party.me, party.cohort, rows.digest, side=party.side, half=digest, recipient=recipient)
                 )
         return say(answer)
 

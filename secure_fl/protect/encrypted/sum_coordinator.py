@@ -115,7 +115,7 @@ class SumCoordinator(EncryptedCoordinator):
             values = group_values(self._context, group)
             part = totals[start : start + values]
             start += values
-            if np.abs(part.astype(np.int64)).max(initial=0) > len(names) * self._terms.limit:
+            if np.abs(part.astype(np.int64)).max(initial=0) > len(names) * self._terms.packing.limit:
                 raise OverflowInvariantError("an opened sum is larger than its contributors can have made it")
             held = sum(size for _, size in sizes)
             weight = int(part[held:].sum())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from secure_fl.protect.encrypted.scheme import Key
-
 from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.integers import Integers
 from secure_fl.errors import ProtectionError
@@ -17,6 +15,7 @@ from secure_fl.protect.combining import CombineHost
 from secure_fl.protect.contract import Contribution, Message
 from secure_fl.protect.encrypted.groups import EncryptedGroup, weight_values
 from secure_fl.protect.encrypted.party import KEY_PURPOSE, EncryptedParty
+from secure_fl.protect.encrypted.scheme import Key
 from secure_fl.protect.encrypted.sides import Side
 from secure_fl.protect.uploads.statements import sign_commit
 from secure_fl.protect.uploads.uploader import Advertiser
@@ -59,8 +58,7 @@ class Uploader(Advertiser):
         groups = party.groups_of(party.name)
         bulk, digests = self._encrypted(groups)
         party.upload_digest = hashlib.sha256(bulk).digest()
-        key = party.cipher.key
-        commit = sign_commit(party.me, party.cohort, party.upload_digest, [key.id, *digests])
+        commit = sign_commit(party.me, party.cohort, party.upload_digest, [party.known_key.id, *digests])
         envelopes = [
             UploadEnvelope(peer=holder, sketch_share=share) for holder, share in self._sealed_sketches().items()
         ]
@@ -101,4 +99,4 @@ class Uploader(Advertiser):
         for block in group.group.blocks:
             yield self._blocks.pop(block)
         if self._party.context.kind is RequestKind.SUM:
-            yield weight_values(self._weight, self._party.terms.limit)
+            yield weight_values(self._weight, self._party.terms.packing.limit)
