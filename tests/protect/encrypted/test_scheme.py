@@ -434,7 +434,7 @@ def test_as_many_values_as_were_promised(values: int) -> None:
 def test_integers_that_32_bits_might_not_hold_are_not_cut() -> None:
     _, _, cipher = desk(SUM, 3, 16)
     with pytest.raises(TypeError):
-        cipher.encrypt([np.array([2**32 + 1])], values=1)  # type: ignore[list-item]
+        cipher.encrypt([np.array([2**32 + 1])], values=1)
 
 
 # --- keys -------------------------------------------------------------------------------------------------------
