@@ -16,7 +16,7 @@ Octets: TypeAlias = npt.NDArray[np.uint8]
 
 
 def rows(raw: Raw, terms: Terms, *, values: int, what: str) -> Octets:
-    """The bytes of a body or of anything as long, one row per ciphertext. Raises `ProtectionError` for another length."""
+    """The bytes of a body, or of anything as long, by ciphertext. Raises `ProtectionError` for another length."""
     if len(raw) != terms.body_bytes(values):
         raise ProtectionError(f"{what}: {len(raw)} bytes, {terms.body_bytes(values)} were expected")
     return np.frombuffer(raw, np.uint8).reshape(-1, terms.chunk_bytes)

@@ -197,8 +197,10 @@ class Cipher:
     def open(self, body: Raw, mask: Raw, *, values: int, weight: int) -> Totals:
         """Σ w·values behind added bodies and their mask, where the weights w add up to `weight`: exact.
 
-        Raises `ProtectionError` if body, mask, key and weight do not belong together, which no such mistake passes
-        with a probability above 2⁻¹²⁸, and `OverflowInvariantError` if a total is larger than honest values allow.
+        Raises `ProtectionError` if body, mask, key and weight do not belong together, and `OverflowInvariantError` if
+        a total is larger than honest values allow. The former overlooks a mistake with a probability below 2⁻¹²⁸, as
+        any of them makes a whole ciphertext random. A body in which single coefficients were changed opens to changed
+        values: that it is the body that was sent is for signatures and digests to say.
         """
         terms = self._terms
         packing, size = terms.packing, terms.chunk_values

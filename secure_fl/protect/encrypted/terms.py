@@ -42,7 +42,7 @@ LARGEST_MODULUS_BITS = {128: 109, 192: 75, 256: 58}  # for N = 4096, by security
 
 # Coefficients of every ciphertext that hold 1 instead of values. Opened they hold the sum of the weights, and anything
 # else shows that what was opened does not belong together: another key, a body without its seed, a wrong weight.
-# A ciphertext that opens to anything at all passes with probability t⁻⁸: t is at least 2¹¹, and 2³² in most rounds.
+# A ciphertext that opens to something random passes with probability t⁻⁸, which is 2⁻¹²⁸ or less: t is at least 2¹⁶.
 CHECKS = 8
 
 _COEFFICIENT_BYTES = (4, 5, 6, 7)

@@ -27,9 +27,9 @@ def test_known_words() -> None:
 
 
 @law
-@given(st.data(), st.integers(2, 24), st.integers(1, 256), st.integers(0, 40))
-def test_adding_words_adds_values(data: st.DataObject, bits: int, contributors: int, size: int) -> None:
-    packing = Packing(bits=bits, contributors=contributors)
+@given(st.data(), st.integers(2, 24), st.integers(1, 256), st.integers(0, 40), st.integers(32, 64))
+def test_adding_words_adds_values(data: st.DataObject, bits: int, contributors: int, size: int, word_bits: int) -> None:
+    packing = Packing(bits=bits, contributors=contributors, word_bits=word_bits)
     count = data.draw(st.integers(1, contributors))
     extremes = st.sampled_from([-packing.limit, packing.limit])
     value = st.integers(-packing.limit, packing.limit) | extremes
@@ -41,6 +41,7 @@ def test_adding_words_adds_values(data: st.DataObject, bits: int, contributors: 
         words = np.empty(packing.words(size), WORD)
         packing.pack(row, words)
         total += words
+    assert int(total.max(initial=0)) < 2**word_bits
     expected = [sum(column) for column in zip(*(row.tolist() for row in rows), strict=True)]
     assert packing.unpack(total, size, contributors=count).tolist() == expected
 
@@ -56,6 +57,13 @@ def test_a_value_beyond_the_grid_is_refused_and_never_wrapped(value: int) -> Non
 def test_lanes_that_cannot_hold_a_sum_are_refused(bits: int, contributors: int) -> None:
     with pytest.raises(OverflowInvariantError):
         Packing(bits=bits, contributors=contributors)
+
+
+@pytest.mark.parametrize("word_bits", [19, 65])
+def test_a_word_holds_a_lane_and_at_most_64_bits(word_bits: int) -> None:
+    with pytest.raises(OverflowInvariantError):
+        Packing(bits=16, contributors=10, word_bits=word_bits)
+    assert Packing(bits=16, contributors=10, word_bits=40).lanes == 2
 
 
 @pytest.mark.parametrize("contributors", [0, 4])
