@@ -35,7 +35,9 @@ class BulkFile:
     sha256: bytes
 
     def read(self, offset: int, count: int) -> bytes:
-        """`count` bytes from `offset`."""
+        """`count` bytes from `offset`. Bulk that is empty has no file."""
+        if not self.size:
+            return b""
         try:
             with self.path.open("rb") as file:
                 file.seek(offset)
