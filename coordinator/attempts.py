@@ -70,8 +70,16 @@ class OpenAttempts:
         """Everything that was under way is here."""
         self._settled.set()
 
-    async def plan(self, number: int, kind: RoundKind, invited: tuple[str, ...], model: SharedModel) -> AttemptRunner:
-        """1. Plan: who is invited, from which model; committed before it is announced."""
+    async def plan(
+        self,
+        number: int,
+        kind: RoundKind,
+        invited: tuple[str, ...],
+        model: SharedModel,
+        *,
+        version: int | None = None,
+    ) -> AttemptRunner:
+        """1. Plan: who is invited, from which model (without a version, the current one); committed, then announced."""
         self.settle()
         store = self._services.store
         async with self._planning:
@@ -81,7 +89,7 @@ class OpenAttempts:
                 attempt=await in_thread(store.attempts, self._resolved.id, number) + 1,
                 kind=kind,
                 invited=invited,
-                model_version=model.current.version,
+                model_version=model.current.version if version is None else version,
                 started=self._now(),
             )
             await in_thread_whole(store.begin_attempt, plan)

@@ -22,6 +22,7 @@ from secure_fl.results.record import CircleRound, LeftOut, NodeRound, Outcome, R
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.study.settings import Study
 
 _VANISHED = (LateMessageError.code, NotConnectedError.code, "")
 
@@ -120,7 +121,7 @@ def study_record(
         task=study.task.name,
         strategy=study.strategy.name,
         protection=study.protection.kind,
-        planned_rounds=study.study.rounds,
+        planned_rounds=_planned(study),
         roster=tuple(study.study.roster),
         outcome=outcome,  # type: ignore[arg-type]
         reason=reason,
@@ -134,6 +135,12 @@ def study_record(
         blocks_declared=_declared(resolved),
         partial=resolved.strategy.partial,
     )
+
+
+def _planned(study: Study) -> int:
+    """Versions after the first one: of rounds, or of flushes."""
+    rounds = study.study.rounds
+    return rounds if not study.rounds.is_buffered else study.rounds.pace(rounds).flushes
 
 
 def _declared(resolved: ResolvedStudy) -> tuple[str, ...] | None:

@@ -19,6 +19,7 @@ from secure_fl.encoding.robust import decode_circles
 from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums
 from secure_fl.errors import (
+    CohortTooSmallError,
     InitialModelError,
     LayoutMismatchError,
     MalformedMessageError,
@@ -31,8 +32,10 @@ from secure_fl.protect.contract import Opened, OpenedSums
 from secure_fl.results.record import RoundRecord
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.strategies.base import State
+from secure_fl.strategies.merging import Arrival
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.start import start_of
+from secure_fl.study.turns import Turn
 from secure_fl.transport.wire import layout_to_wire
 
 KEPT_BYTES = 4096 * MIB  # of earlier models, for sites that were away
@@ -45,6 +48,15 @@ class Decoded:
     means: Aggregate
     metrics: SiteMetrics
     blocks_kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedTurn:
+    """A circle's turn whose sum is open: it is merged into a model that may have moved on since the turn began."""
+
+    turn: Turn
+    opened: Opened
+    share: float  # of the study's sites that are in the circle
 
 
 class SharedModel:
@@ -106,7 +118,10 @@ class SharedModel:
     def step(self, means: Aggregate) -> StoredModel:
         """Let the strategy make the next version, and write it down. It is the current one once `adopt`ed."""
         current = self.current
-        remembered = State(values=current.state, vectors=self._files.state(current.version))
+        return self._stepped(means, State(values=current.state, vectors=self._files.state(current.version)))
+
+    def _stepped(self, means: Aggregate, remembered: State) -> StoredModel:
+        current = self.current
         before = self._files.model(self.layout, current.object)
         blocks, state = self._resolved.strategy.step(before, means, remembered)
         self.layout.check(blocks)
@@ -115,6 +130,39 @@ class SharedModel:
         # Sites check the same: a model that they would refuse is not published, and the round is tried again.
         require_step(before, blocks, self.layout, largest=self._resolved.largest_step)
         return self._write(current.version + 1, blocks, state)
+
+    def merge(self, turns: Sequence[OpenedTurn]) -> tuple[Decoded, StoredModel]:
+        """The next version of several circles' turns, and what the record says of them. Blocks."""
+        current, arrivals, kept = self.current, [], set(self.layout.model.names)
+        metrics = SiteMetrics()
+        for opened in turns:
+            decoded = self.decode(opened.opened, training=True)
+            metrics = decoded.metrics  # of one circle, on the model that it began from; with several, the last one's
+            kept &= set(decoded.blocks_kept)
+            turn = opened.turn
+            arrivals.append(
+                Arrival(
+                    circle=turn.circle,
+                    base=turn.base,
+                    staleness=current.version - turn.base,
+                    share=opened.share,
+                    change=decoded.means,
+                )
+            )
+        remembered = State(values=current.state, vectors=self._files.state(current.version))
+        before = self._files.model(self.layout, current.object)
+        merging = self._resolved.strategy.merging(
+            self._resolved.study.rounds.merging, largest=self._resolved.largest_step
+        )
+        means, state = merging.merged(before, arrivals, self._base, remembered)
+        if not means:
+            raise CohortTooSmallError(
+                have=len(turns), need=self._resolved.study.min_cohort(self._resolved.request), what="every block"
+            )
+        return Decoded(means=means, metrics=metrics, blocks_kept=tuple(sorted(kept))), self._stepped(means, state)
+
+    def _base(self, version: int) -> Blocks:
+        return self._files.model(self.layout, self.version(version).object)
 
     def adopt(self, version: StoredModel) -> None:
         """Go on from a version that the store has committed."""
@@ -127,12 +175,16 @@ class SharedModel:
         longer than models are kept cannot come back to this study.
         """
         most = min(EARLIER_MODELS, max(1, KEPT_BYTES // max(1, 4 * self.layout.size)))
-        missing, since = set(self._resolved.study.study.roster), max(0, version - most)
+        has: dict[str, int] = {}  # by site, the version that it trained from last
+        roster = self._resolved.study.study.roster
         for record in reversed(records):
-            missing -= set(record.cohort)
-            if not missing or record.number <= since:
-                since = max(since, record.number)
+            bases = {site: circle.base for circle in record.circles for site in circle.members if circle.opened}
+            for site in record.cohort:
+                base = bases.get(site)
+                has.setdefault(site, record.number - 1 if base is None else base)
+            if len(has) == len(roster) or record.number <= version - most:
                 break
+        since = max(0, version - most, 1 + min(has.values()) if has.keys() >= roster.keys() else 0)
         found: list[bytes] = []
         for number in range(version - 1, since - 1, -1):
             if number not in self._objects:

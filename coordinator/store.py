@@ -25,7 +25,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
-from secure_fl.errors import SchemaError, StorageError
+from secure_fl.errors import SchemaError, StaleTurnError, StorageError
 from secure_fl.files import private_folder
 from secure_fl.messages import parse
 from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
@@ -157,6 +157,16 @@ class StoredAnswer:
     phase: str
     header: pb.UploadHeader
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTurn:
+    """One attempt at a circle's turn: whether the turn is over with it."""
+
+    number: int
+    invited: tuple[str, ...]
+    base: int
+    taken: bool
 
 
 class Store:
@@ -313,8 +323,13 @@ class Store:
             tx.execute(rounds.update().where(*_where(rounds, attempt)).values(state=ABORTED, reason=reason))
             tx.execute(answers.delete().where(*_where(answers, attempt)))
 
-    def commit_round(self, attempts: Sequence[Attempt], record: RoundRecord, model: StoredModel | None) -> None:
-        """The one transaction that makes a round's result, opened in these attempts, the study's current state."""
+    def commit_round(
+        self, attempts: Sequence[Attempt], record: RoundRecord, model: StoredModel | None, *, alone: bool = True
+    ) -> None:
+        """The one transaction that makes a round's result, opened in these attempts, the study's current state.
+
+        Unless `alone`, other attempts of the same number go on: they are other circles' turns.
+        """
         first, *others = attempts
         with self._transaction() as tx:
             tx.execute(rounds.update().where(*_where(rounds, first)).values(state=COMMITTED, record=asdict(record)))
@@ -322,19 +337,38 @@ class Store:
                 tx.execute(rounds.update().where(*_where(rounds, other)).values(state=MERGED))
             if model is not None:
                 _insert_model(tx, first.study_id, model)
-            # A circle that was not complete comes to nothing with the round.
-            this_round = (rounds.c.study_id == first.study_id, rounds.c.number == first.number)
-            tx.execute(rounds.update().where(*this_round, rounds.c.state == COLLECTING).values(state=ABORTED))
-            # What the nodes said has served its purpose; only the sum remains.
-            said = (answers.c.study_id == first.study_id, answers.c.number == first.number)
-            tx.execute(answers.delete().where(*said))
+            if alone:
+                # A circle that was not complete comes to nothing with the round.
+                this_round = (rounds.c.study_id == first.study_id, rounds.c.number == first.number)
+                tx.execute(rounds.update().where(*this_round, rounds.c.state == COLLECTING).values(state=ABORTED))
+                tx.execute(
+                    answers.delete().where(answers.c.study_id == first.study_id, answers.c.number == first.number)
+                )
+            for attempt in attempts:
+                # What the nodes said has served its purpose; only the sum remains.
+                tx.execute(answers.delete().where(*_where(answers, attempt)))
 
     def records(self, study_id: str) -> tuple[RoundRecord, ...]:
         """The committed rounds, in order."""
         query = sa.select(rounds.c.record).where(rounds.c.study_id == study_id, rounds.c.state == COMMITTED)
         with self._transaction() as tx:
-            rows: Sequence[Any] = tx.execute(query.order_by(rounds.c.number)).scalars().all()
-        return tuple(round_from_json(row) for row in rows)
+            rows: Sequence[Any] = tx.execute(query).scalars().all()
+        return tuple(sorted((round_from_json(row) for row in rows), key=lambda record: record.number))
+
+    def turns(self, study_id: str) -> tuple[StoredTurn, ...]:
+        """Every attempt at training, and what became of it, in their order."""
+        query = sa.select(rounds).where(rounds.c.study_id == study_id, rounds.c.kind == str(RoundKind.TRAIN))
+        with self._transaction() as tx:
+            rows = tx.execute(query.order_by(rounds.c.number, rounds.c.attempt)).all()
+        return tuple(
+            StoredTurn(
+                number=row.number,
+                invited=tuple(row.invited),
+                base=row.model_version,
+                taken=row.state in (COMMITTED, MERGED) or row.reason == StaleTurnError.code,
+            )
+            for row in rows
+        )
 
     # --- models -----------------------------------------------------------------------------------------------
 

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from coordinator.attempt import Sessions, StudyServices, upload_folder
 from coordinator.attempts import OpenAttempts, vanished
+from coordinator.buffered import BufferedRounds
 from coordinator.bulk_files import BulkFiles
 from coordinator.gathering import Gathering
 from coordinator.left_out import LeftOutSites
-from coordinator.recording import RoundFacts, record_round, study_record
+from coordinator.publication import Publication
+from coordinator.recording import study_record
 from coordinator.rounds import CirclesRound, GatheredRound, Round, RoundResult, RoundServices
 from coordinator.shared_model import Decoded, SharedModel
 from coordinator.store import Store, StoredModel
@@ -104,16 +106,27 @@ class StudyRunner:
         await self._unbroken.run(in_thread(self._load))
         try:
             await self._declare()
-            while (number := len(self._records) + 1) <= self.study.study.rounds:
-                with logs.about(round=number):
-                    await self._round(number, RoundKind.TRAIN)
-            if len(self._records) == self.study.study.rounds:
+            await (self._train_buffered() if self.study.rounds.is_buffered else self._train())
+            if not any(record.kind is RoundKind.EVALUATE for record in self._records):
                 await self._closing_evaluation()
         except StudyAbortedError as error:
             await self._end("aborted", error.code)
             raise
         await self._end("finished", "")
         return self.record()
+
+    async def _train(self) -> None:
+        """One round of all circles after the other."""
+        while (number := len(self._records) + 1) <= self.study.study.rounds:
+            with logs.about(round=number):
+                await self._round(number, RoundKind.TRAIN)
+
+    async def _train_buffered(self) -> None:
+        """Each circle at its own pace. What was under way of the closing evaluation is not its business."""
+        if all(record.kind is RoundKind.TRAIN for record in self._records):
+            under_way = await in_thread(self._store.open_attempts, self.id)
+            if all(plan.kind is RoundKind.TRAIN for plan in under_way):
+                await BufferedRounds(self._round_services(), self._publication(), self._store).run()
 
     def _load(self) -> None:
         """The current model, or the first one from the study's seed, and the rounds so far."""
@@ -233,7 +246,7 @@ class StudyRunner:
             under_way = await in_thread(self._store.open_attempts, self.id)
             result = await (await self._next_round(number, kind)).run(under_way)
             try:
-                await self._publish(number, kind, result)
+                await self._publication().publish(number, kind, result)
             except (CohortTooSmallError, ProtectionError) as error:
                 for attempt in result.attempts:
                     await self._attempts.void(attempt.plan, error)
@@ -244,62 +257,30 @@ class StudyRunner:
         )
 
     async def _next_round(self, number: int, kind: RoundKind) -> Round:
-        services = RoundServices(
-            resolved=self.resolved, attempts=self._attempts, gathering=self._gathering, model=self._model
-        )
+        services = self._round_services()
         if self.resolved.circles_in(kind):
             return CirclesRound(services, number, kind)
         return GatheredRound(services, number, kind, tried=await in_thread(self._store.attempts, self.id, number))
 
-    async def _publish(self, number: int, kind: RoundKind, result: RoundResult) -> None:
-        """13.–14. Decode the sums, let the strategy step, and make the result the current model."""
-        for attempt in result.attempts:
-            await attempt.close(LateMessageError(f"round {number} attempt {attempt.plan.attempt} is over"))
-        opened = result.opened
-        await self._left_out.add(number, opened.blamed)
-        decoded, stepped = await in_thread(self._step, kind, opened)
-        record = record_round(
-            RoundFacts.of(number, kind, result, metrics=decoded.metrics, blocks_kept=decoded.blocks_kept),
-            roster=self.study.study.roster,
-            per_node=self.study.metrics.share == "per-node",
-            left_out=self._left_out.names,
+    def _round_services(self) -> RoundServices:
+        return RoundServices(
+            resolved=self.resolved, attempts=self._attempts, gathering=self._gathering, model=self._model
         )
-        plans = [attempt.plan for attempt in result.attempts]
-        # A stop cancels this task but not the transaction; it waits for it, so that both tell the same story.
-        await self._unbroken.run(in_thread(self._store.commit_round, plans, record, stepped))
-        # From here on the round is a fact; what follows can be lost and rebuilt.
-        previous = self._model.current
-        if stepped is not None:
-            self._model.adopt(stepped)
-        self._records.append(record)
-        self._gathering.vanished(vanished(result.attempts))
-        for plan in plans:
-            self._attempts.end(plan, committed=True, reason="")
-        await in_thread(self._tidy, result, previous)
-        self._listener(RoundCommitted(study_id=self.id, record=record))
 
-    def _step(self, kind: RoundKind, opened: Opened) -> tuple[Decoded, StoredModel | None]:
-        training = kind is RoundKind.TRAIN
-        decoded = self._model.decode(opened, training=training)
-        if decoded.blocks_kept and not decoded.means:
-            raise CohortTooSmallError(
-                have=len(opened.cohort), need=self.study.min_cohort(self.resolved.request), what="every block"
-            )
-        return decoded, self._model.step(decoded.means) if training else None
-
-    def _tidy(self, result: RoundResult, previous: StoredModel) -> None:
-        """Drop what no node needs any more. The predecessor stays: a slow node may still be fetching it."""
-        for attempt in result.attempts:
-            attempt.erase()
-        current = self._model.current
-        under_way = list(self._attempts)
-        self._files.prune(
-            versions={current.version - 1, current.version, *(other.plan.model_version for other in under_way)},
-            objects={previous.object, current.object, *self._model.earlier(current.version, self._records)}.union(
-                *(other.objects for other in under_way)
-            ),
+    def _publication(self) -> Publication:
+        return Publication(
+            resolved=self.resolved,
+            store=self._store,
+            files=self._files,
+            model=self._model,
+            attempts=self._attempts,
+            gathering=self._gathering,
+            left_out=self._left_out,
+            unbroken=self._unbroken,
+            listener=self._listener,
+            records=self._records,
+            save_record=lambda: self.record().save(self._folder / "record.json"),
         )
-        self.record().save(self._folder / "record.json")
 
     # --- what the hub tells us --------------------------------------------------------------------------------
 

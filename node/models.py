@@ -44,6 +44,8 @@ class VerifiedModels:
     def __init__(self, resolved: ResolvedStudy, folder: Path, layout: Layout) -> None:
         self._largest = resolved.largest_step
         self._initial = resolved.study.study.initial
+        self._rounds = resolved.study.rounds
+        self._turns = resolved.study.study.rounds
         self._folder = folder
         self._layout = layout
         self._last = self._load()
@@ -76,7 +78,7 @@ class VerifiedModels:
             target for target, before in zip(rest, (passed, *(t.sha256 for t in rest)), strict=False)
             if target.sha256 != before
         ]  # fmt: skip
-        if since + len(steps) > number - 1:
+        if since + len(steps) > self._most_steps(number):
             raise RefusedError("the model is more steps away than there were rounds")
         route = [*(targets[:1] if here is None else ()), *steps]
         return route if route and route[-1] == model.object else [*route, model.object]
@@ -107,8 +109,15 @@ class VerifiedModels:
 
     def arrived(self, number: int) -> None:
         """Note that round `number` begins from the last model: steps that were not taken until now are forfeited."""
-        if self._last is not None and self._last.version != number - 1:
+        # Where circles do not wait for each other, other circles' steps are no round of this site's.
+        if self._last is not None and self._last.version != number - 1 and not self._rounds.is_buffered:
             self._note(replace(self._last, version=number - 1))
+
+    def _most_steps(self, number: int) -> int:
+        """How many steps the model of round `number` can be from the first one."""
+        if self._rounds.is_buffered:
+            return self._rounds.pace(self._turns).flushes - (0 if number > self._turns else 1)
+        return number - 1
 
     def _load(self) -> _Verified | None:
         kept = read_json(self._folder / "verified.json", _Kept)

@@ -279,6 +279,13 @@ class TooFewCirclesError(CohortTooSmallError):
         RoundError.__init__(self, f"robust mean: {have} circles were opened, at least {need} are needed")
 
 
+class StaleTurnError(RoundError):
+    """A circle took so long that its sum is too old to be merged."""
+
+    code = "StaleTurn"
+    advice = "the circle begins again from the newest model; raise rounds.staleness in a new study if it happens often"
+
+
 class BlocksClosedError(RoundError):
     """A study ended, and some blocks of its model were never opened."""
 

@@ -43,6 +43,11 @@ class CircleRound:
     opened: bool
     attempts: int = 1
     reason: str = ""  # an error code: why its last attempt failed
+    # Where circles do not wait for each other: which turn of its own, from which version, and how many came since.
+    turn: int | None = None
+    base: int | None = None
+    staleness: int | None = None
+    seconds: float | None = None  # from the turn's beginning until it was opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from secure_fl.settings import Settings, nearest, read_toml, require_known
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle, checked, divide, smallest_circle
 from secure_fl.study.combinations import require_combinations
+from secure_fl.study.pacing import RoundsSection, require_buffered
 from secure_fl.study.private import PrivacySection, plan_at, require_private
 from secure_fl.tasks.partition import PartitionSettings
 
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from secure_fl.study.start import Outline
     from secure_fl.tasks.base import Task
 
-# 1 had settings of single protections beside those all have; 2 no initial model and no circles; 3 no privacy
-STUDY_VERSION = 4
+# 1 had settings of single protections beside those all have; 2 no initial model and no circles; 3 no privacy; 4 no
+# buffered rounds
+STUDY_VERSION = 5
 
 # Under differential privacy: measurements leave without noise, so that no ε covers them.
 PLAIN_METRICS = "metrics-without-noise"
@@ -156,18 +158,6 @@ class ProtectionSection(_WithSettings):
                 raise UnknownNameError("key", f"protection.{key}", nearest=nearest(key, known), known=known)
         protect.create(self.kind, self.settings, recovery=self.recovery)
         return self
-
-
-class RoundsSection(Settings):
-    """Time limits, in seconds."""
-
-    mode: Literal["sync"] = "sync"
-    deadline: float = Field(600.0, gt=0, le=7 * 86400)  # the first phase, training included
-    phase_deadline: float = Field(60.0, gt=0, le=86400)  # every later phase
-    gather: float = Field(60.0, ge=0, le=86400)  # waiting for sites before a round
-    attempts: int = Field(3, ge=1, le=100)
-    # How long uploads wait, beyond the deadline, for sites without which they cannot be opened, where that helps.
-    patience: float = Field(7 * 86400.0, ge=0, le=366 * 86400)
 
 
 class MetricsSection(Settings):
@@ -412,6 +402,7 @@ class Study(Settings):
                 advice="enrol more sites (in a simulation: --nodes)",
             )
         self._check_circles(kind, sites)
+        require_buffered(self.rounds, strategy, recovery=self.protection.recovery, robust=self.protection.robust)
         if kind is RequestKind.COMBINE:
             require_combinations(
                 strategy,

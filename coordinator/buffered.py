@@ -1,0 +1,224 @@
+"""Rounds in which circles do not wait for each other: each takes its turns, and a flush makes the next version.
+
+What may happen next is decided by `secure_fl.study.turns`. Here it is carried out: every turn is an attempt in the
+store before it is announced, an opened turn stays one until the transaction of its flush, so that a coordinator that
+is killed anywhere goes on with the same turns and uses none of them twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from coordinator.attempt import AttemptRunner
+from coordinator.publication import Publication
+from coordinator.pulse import Pulse
+from coordinator.rounds import RoundResult, RoundServices
+from coordinator.shared_model import OpenedTurn
+from coordinator.store import Store
+from secure_fl.errors import CohortTooSmallError, LateMessageError, ProtectionError, StaleTurnError, StudyAbortedError
+from secure_fl.protect.contract import Opened, OpenedSums
+from secure_fl.results.record import CircleRound
+from secure_fl.rounds import RoundKind
+from secure_fl.study.circles import Circle
+from secure_fl.study.turns import Turn, Turns
+from secure_fl.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN = 0.25
+_LONGEST_PAUSE = 30.0  # between two attempts of a turn that keep failing
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An opened turn in the buffer."""
+
+    opened: Opened
+    attempt: AttemptRunner
+    tried: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """What rests until the next flush."""
+
+    waiting: dict[Turn, _Waiting] = field(default_factory=dict)
+
+
+class BufferedRounds:
+    """All training of a study, from wherever it stands to its last flush."""
+
+    def __init__(self, services: RoundServices, publication: Publication, store: Store) -> None:
+        self._services = services
+        self._publication = publication
+        self._store = store
+        study = services.resolved.study
+        self._limits = study.rounds
+        self._sites = len(study.study.roster)
+        self._circles: tuple[Circle, ...] = services.resolved.circles_in(RoundKind.TRAIN)
+        self._turns = Turns(len(self._circles), study.rounds.pace(study.study.rounds))
+        self._buffer = _Buffer()
+        self._pulse = Pulse()
+        self._failed = 0  # flushes in a row that made no model
+        self._last_opened = 0.0
+
+    async def run(self) -> None:
+        """Until the last flush is committed. Raises `StudyAbortedError` where for too long nothing can be opened."""
+        resumed = await self._resume()
+        self._services.attempts.settle()
+        self._services.gathering.announce()
+        self._last_opened = asyncio.get_running_loop().time()
+        tasks = [
+            asyncio.create_task(self._take_turns(index, resumed.get(index))) for index in range(len(self._circles))
+        ]
+        try:
+            await self._flush_until_over(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for attempt in self._services.attempts:
+            await self._services.attempts.void(attempt.plan, LateMessageError("the study's last flush is done"))
+
+    # --- where the study stands -------------------------------------------------------------------------------
+
+    async def _resume(self) -> dict[int, AttemptRunner | None]:
+        """Circles' turns from the store; by circle, what was under way (None: a turn whose last attempt failed)."""
+        index = {circle: place for place, circle in enumerate(self._circles)}
+        taken: dict[int, int] = {}
+        begun: dict[int, Turn] = {}
+        for stored in await in_thread(self._store.turns, self._services.resolved.id):
+            place = index[tuple(sorted(stored.invited))]
+            if stored.taken:
+                taken[place] = max(taken.get(place, 0), stored.number)
+            else:
+                begun[place] = Turn(circle=place, number=stored.number, base=stored.base)
+        under_way = [turn for place, turn in begun.items() if turn.number > taken.get(place, 0)]
+        version = self._services.model.current.version
+        self._turns.resume(version=version, taken=taken, under_way=under_way)
+        found: dict[int, AttemptRunner | None] = {turn.circle: None for turn in under_way}
+        for plan in await in_thread(self._store.open_attempts, self._services.resolved.id):
+            attempt = await self._services.attempts.resume(plan, self._services.model)
+            found[index[tuple(sorted(plan.invited))]] = attempt
+        return found
+
+    # --- one circle -------------------------------------------------------------------------------------------
+
+    async def _take_turns(self, circle: int, attempt: AttemptRunner | None) -> None:
+        """One turn after the other, for as long as there are any."""
+        while not self._turns.is_over:
+            turn = self._turns.under_way(circle) or self._turns.begin(circle)
+            if turn is None:
+                await self._pulse.next(_LOOK_AGAIN)
+                continue
+            await self._take(turn, attempt)
+            attempt = None
+
+    async def _take(self, turn: Turn, attempt: AttemptRunner | None) -> None:
+        """Attempt a turn until it is opened; then it rests until it is flushed, or is dropped because it is stale."""
+        services, members, tried = self._services, self._circles[turn.circle], 0
+        while True:
+            if attempt is None:
+                await services.gathering.members(members)
+                attempt = await services.attempts.plan(
+                    turn.number, RoundKind.TRAIN, members, services.model, version=turn.base
+                )
+            tried += 1
+            loop = asyncio.get_running_loop()
+            try:
+                opened = await attempt.collect()
+                self._require_range(opened)
+            except (CohortTooSmallError, ProtectionError) as error:
+                services.gathering.vanished(attempt.vanished)
+                await services.attempts.void(attempt.plan, error)
+                attempt = None
+                await asyncio.sleep(min(_LONGEST_PAUSE, 2.0 ** (tried - 2)) if tried > 1 else 0)
+                continue
+            break
+        waiting = _Waiting(opened, attempt, tried, loop.time() - attempt.began)
+        if self._turns.opened(turn, now=loop.time()):
+            self._buffer.waiting[turn] = waiting
+            self._last_opened = loop.time()
+        else:
+            await services.attempts.void(
+                attempt.plan, StaleTurnError(f"a turn from version {turn.base} is too old to be merged")
+            )
+        self._pulse.beat()
+
+    def _require_range(self, opened: Opened) -> None:
+        """A mean beyond the clip is impossible for sites that follow the rules: such a turn is not merged."""
+        if not isinstance(opened, OpenedSums):
+            raise ProtectionError("a circle opens a sum")
+        for block in opened.blocks.values():
+            self._services.resolved.codec.require_range(block)
+
+    # --- flushes ----------------------------------------------------------------------------------------------
+
+    async def _flush_until_over(self, tasks: list[asyncio.Task[None]]) -> None:
+        loop = asyncio.get_running_loop()
+        patience = self._limits.deadline + self._limits.patience
+        while not self._turns.is_over:
+            for task in tasks:
+                if task.done():
+                    task.result()  # A disk that failed, or whatever else is not a circle's own trouble.
+            if due := self._turns.due(now=loop.time()):
+                await self._flush(due)
+                continue
+            self._services.gathering.require_budgets(self._circles)
+            if loop.time() > self._last_opened + patience:
+                raise StudyAbortedError(
+                    "no circle could be opened for too long",
+                    advice="see the log for why; sites that cannot take part say so in their own logs",
+                )
+            await self._pulse.next(_LOOK_AGAIN)
+
+    async def _flush(self, due: tuple[Turn, ...]) -> None:
+        """One version of these turns, in one transaction."""
+        resting = {turn: self._buffer.waiting.pop(turn) for turn in due}
+        result = RoundResult(
+            opened=_together([one.opened for one in resting.values()]),
+            attempts=[one.attempt for one in resting.values()],
+            tried=max(one.tried for one in resting.values()),
+            circles=tuple(self._recorded(turn, one) for turn, one in resting.items()),
+        )
+        turns = [
+            OpenedTurn(turn=turn, opened=one.opened, share=len(self._circles[turn.circle]) / self._sites)
+            for turn, one in resting.items()
+        ]
+        try:
+            await self._publication.merge(turns, result)
+        except (CohortTooSmallError, ProtectionError) as error:
+            # The turns are lost, and the model stays as it was. That this happens again and again ends the study.
+            for one in resting.values():
+                await self._services.attempts.void(one.attempt.plan, error)
+            self._turns.forget(due)
+            self._failed += 1
+            if self._failed >= self._limits.attempts:
+                raise StudyAbortedError(
+                    "what was opened made no model", advice="see the log for which blocks, and why"
+                ) from error
+            return
+        self._failed = 0
+        self._turns.flushed(due)
+        self._pulse.beat()
+
+    def _recorded(self, turn: Turn, one: _Waiting) -> CircleRound:
+        return CircleRound(
+            members=self._circles[turn.circle],
+            opened=True,
+            attempts=one.tried,
+            turn=turn.number,
+            base=turn.base,
+            staleness=self._turns.version - turn.base,
+            seconds=one.seconds,
+        )
+
+
+def _together(opened: list[Opened]) -> Opened:
+    """Who is in what is flushed together; the sums stay with their turns."""
+    cohort = tuple(sorted(name for one in opened for name in one.cohort))
+    blamed = {name: what for one in opened for name, what in one.blamed.items()}
+    return Opened(cohort=cohort, blamed=blamed)

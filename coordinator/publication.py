@@ -1,0 +1,119 @@
+"""From opened sums to the next version of the model: decode, step, commit, tell (docs/DATA_PATH.md, 13 and 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coordinator.attempts import OpenAttempts, vanished
+from coordinator.bulk_files import BulkFiles
+from coordinator.gathering import Gathering
+from coordinator.left_out import LeftOutSites
+from coordinator.recording import RoundFacts, record_round
+from coordinator.rounds import RoundResult
+from coordinator.shared_model import Decoded, OpenedTurn, SharedModel
+from coordinator.store import Store, StoredModel
+from coordinator.unbroken import Unbroken
+from secure_fl.errors import CohortTooSmallError, LateMessageError
+from secure_fl.events import Listener, RoundCommitted
+from secure_fl.protect.contract import Opened
+from secure_fl.results.record import RoundRecord
+from secure_fl.rounds import RoundKind
+from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.threads import in_thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """Makes versions of one study's model, one at a time."""
+
+    resolved: ResolvedStudy
+    store: Store
+    files: BulkFiles
+    model: SharedModel
+    attempts: OpenAttempts
+    gathering: Gathering
+    left_out: LeftOutSites
+    unbroken: Unbroken
+    listener: Listener
+    records: list[RoundRecord]  # the committed rounds; this adds to it
+    save_record: Callable[[], None]
+
+    async def publish(self, number: int, kind: RoundKind, result: RoundResult) -> None:
+        """Make what a round opened the current model.
+
+        Raises `CohortTooSmallError` or `ProtectionError` where it makes no model.
+        """
+        roster = tuple(self.resolved.study.study.roster)
+        await self._close(result, number)
+        decoded, stepped = await in_thread(self._step, kind, result.opened)
+        await self._make(kind, result, decoded, stepped, roster=roster, alone=True)
+
+    async def merge(self, turns: Sequence[OpenedTurn], result: RoundResult) -> None:
+        """Make the next version of circles' turns, each of which began from a version of its own. Raises likewise."""
+        number = self.model.current.version + 1
+        await self._close(result, number)
+        decoded, stepped = await in_thread(self.model.merge, turns)
+        await self._make(RoundKind.TRAIN, result, decoded, stepped, roster=result.opened.cohort, alone=False)
+
+    async def _close(self, result: RoundResult, number: int) -> None:
+        for attempt in result.attempts:
+            await attempt.close(LateMessageError(f"round {number} attempt {attempt.plan.attempt} is over"))
+        await self.left_out.add(number, result.opened.blamed)
+
+    async def _make(
+        self,
+        kind: RoundKind,
+        result: RoundResult,
+        decoded: Decoded,
+        stepped: StoredModel | None,
+        *,
+        roster: Sequence[str],
+        alone: bool,
+    ) -> None:
+        record = record_round(
+            RoundFacts.of(
+                len(self.records) + 1, kind, result, metrics=decoded.metrics, blocks_kept=decoded.blocks_kept
+            ),
+            roster=roster,
+            per_node=self.resolved.study.metrics.share == "per-node",
+            left_out=self.left_out.names,
+        )
+        plans = [attempt.plan for attempt in result.attempts]
+        # A stop cancels this task but not the transaction; it waits for it, so that both tell the same story.
+        await self.unbroken.run(in_thread(self.store.commit_round, plans, record, stepped, alone=alone))
+        # From here on the round is a fact; what follows can be lost and rebuilt.
+        previous = self.model.current
+        if stepped is not None:
+            self.model.adopt(stepped)
+        self.records.append(record)
+        self.gathering.vanished(vanished(result.attempts))
+        for plan in plans:
+            self.attempts.end(plan, committed=True, reason="")
+        await in_thread(self._tidy, result, previous)
+        self.listener(RoundCommitted(study_id=self.resolved.id, record=record))
+
+    def _step(self, kind: RoundKind, opened: Opened) -> tuple[Decoded, StoredModel | None]:
+        training = kind is RoundKind.TRAIN
+        decoded = self.model.decode(opened, training=training)
+        if decoded.blocks_kept and not decoded.means:
+            raise CohortTooSmallError(
+                have=len(opened.cohort),
+                need=self.resolved.study.min_cohort(self.resolved.request),
+                what="every block",
+            )
+        return decoded, self.model.step(decoded.means) if training else None
+
+    def _tidy(self, result: RoundResult, previous: StoredModel) -> None:
+        """Drop what no node needs any more. The predecessor stays: a slow node may still be fetching it."""
+        for attempt in result.attempts:
+            attempt.erase()
+        current = self.model.current
+        under_way = list(self.attempts)
+        self.files.prune(
+            versions={current.version - 1, current.version, *(other.plan.model_version for other in under_way)},
+            objects={previous.object, current.object, *self.model.earlier(current.version, self.records)}.union(
+                *(other.objects for other in under_way)
+            ),
+        )
+        self.save_record()
