@@ -145,9 +145,9 @@ class OpenAttempts:
             RoundVoid(study_id=plan.study_id, round=plan.number, attempt=plan.attempt, reason=error.code)
         )
 
-    async def declared(self, attempt: AttemptRunner) -> None:
-        """The attempt in which sites declared what they share has served: what it opened is kept elsewhere."""
-        await attempt.close(LateMessageError("everybody has declared"))
+    async def let_go(self, attempt: AttemptRunner, why: str) -> None:
+        """An attempt is not needed any more: what it opened is kept elsewhere, or the study does without."""
+        await attempt.close(LateMessageError(why))
         await in_thread(self._services.store.abort_attempt, attempt.plan, "")
         self.end(attempt.plan, committed=False, reason="")
         await in_thread(attempt.erase)

@@ -17,7 +17,7 @@ from coordinator.pulse import Pulse
 from coordinator.rounds import RoundResult, RoundServices
 from coordinator.shared_model import OpenedTurn
 from coordinator.store import Store
-from secure_fl.errors import CohortTooSmallError, LateMessageError, ProtectionError, StaleTurnError, StudyAbortedError
+from secure_fl.errors import CohortTooSmallError, ProtectionError, StaleTurnError, StudyAbortedError
 from secure_fl.protect.contract import Opened, OpenedSums
 from secure_fl.results.record import CircleRound
 from secure_fl.rounds import RoundKind
@@ -81,7 +81,7 @@ class BufferedRounds:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         for attempt in self._services.attempts:
-            await self._services.attempts.void(attempt.plan, LateMessageError("the study's last flush is done"))
+            await self._services.attempts.let_go(attempt, "the study's last flush is done")
 
     # --- where the study stands -------------------------------------------------------------------------------
 

@@ -184,7 +184,8 @@ class SharedModel:
                 has.setdefault(site, record.number - 1 if base is None else base)
             if len(has) == len(roster) or record.number <= version - most:
                 break
-        since = max(0, version - most, 1 + min(has.values()) if has.keys() >= roster.keys() else 0)
+        everybody = bool(has) and has.keys() >= roster.keys()
+        since = max(0, version - most, 1 + min(has.values()) if everybody else 0)
         found: list[bytes] = []
         for number in range(version - 1, since - 1, -1):
             if number not in self._objects:

@@ -15,16 +15,16 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from coordinator.attempt import Sessions, StudyServices, upload_folder
-from coordinator.attempts import OpenAttempts, vanished
+from coordinator.attempts import OpenAttempts
 from coordinator.buffered import BufferedRounds
 from coordinator.bulk_files import BulkFiles
 from coordinator.gathering import Gathering
 from coordinator.left_out import LeftOutSites
 from coordinator.publication import Publication
 from coordinator.recording import study_record
-from coordinator.rounds import CirclesRound, GatheredRound, Round, RoundResult, RoundServices
-from coordinator.shared_model import Decoded, SharedModel
-from coordinator.store import Store, StoredModel
+from coordinator.rounds import CirclesRound, GatheredRound, Round, RoundServices
+from coordinator.shared_model import SharedModel
+from coordinator.store import Store
 from coordinator.unbroken import Unbroken
 from secure_fl import logs
 from secure_fl.errors import (
@@ -38,12 +38,10 @@ from secure_fl.errors import (
 from secure_fl.events import (
     Listener,
     Refused,
-    RoundCommitted,
     StudyEnded,
     ignore,
 )
 from secure_fl.files import write_atomically
-from secure_fl.protect.contract import Opened
 from secure_fl.protect.declarations import OpenedDeclarations
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
@@ -149,7 +147,7 @@ class StudyRunner:
             # On disk before anybody hears of it: the circles of a study are formed once.
             await self._unbroken.run(in_thread(self._settle, result.opened.declarations))
         for attempt in result.attempts:
-            await self._attempts.declared(attempt)
+            await self._attempts.let_go(attempt, "everybody has declared")
 
     def _settle(self, declarations: bytes) -> None:
         write_atomically(self._folder / _DECLARED, declarations)

@@ -20,6 +20,7 @@ from typing import TypedDict
 
 from node.charge import Charge
 from node.circles import learn_circles
+from node.config import NodeFile
 from node.encoding import encode
 from node.events import AnswerSent, Fetched, RoundDone, SatOut, Trained
 from node.giving import Giving
@@ -92,6 +93,7 @@ class Participation:
         )
         self._refusal = ""
         self._finished = False
+        self._seconds = 0.0  # that training took
         self._heard = time.monotonic()
         self.rehearsal: Job | None = None  # what was tried before the fetch, until it has worked
 
@@ -227,7 +229,8 @@ class Participation:
         begun = time.monotonic()
         self._charge.computing()
         result = await self._services.executor.run(job)
-        self._services.listener(Trained(**self._about(), seconds=time.monotonic() - begun))
+        self._seconds = await _paused(self._services.file, time.monotonic() - begun)
+        self._services.listener(Trained(**self._about(), seconds=self._seconds))
         return result
 
     def _job(self, received: Path | None) -> Job:
@@ -261,19 +264,22 @@ class Participation:
         )
         if context.compares:
             self._scratch("features.safetensors").replace(self._store.kept_features(number))
+        kept = replace(kept, seconds=self._seconds)
         kept.save(self._store.kept_update(number), bits=self._study.protection.bits)
         return kept
 
     def _encoded_half(self, kept: KeptUpdate) -> NodeHalf:
         context = self._context()
         features = self._store.kept_features(self._number) if context.compares else None
+        self._seconds = kept.seconds
         return self._half(context, dict(kept.blocks), kept.weight, features)
 
     def _half(
         self, context: RoundContext, blocks: dict[str, Integers], weight: int, features: Path | None = None
     ) -> NodeHalf:
         giving = Giving(self._services, self._resolved, self._protection, self._store, context)
-        return giving.half(blocks, weight, features, randomness=self._randomness("protect"), memory=self._memory())
+        randomness, memory = self._randomness("protect"), self._memory()
+        return giving.half(blocks, weight, features, randomness=randomness, memory=memory, seconds=self._seconds)
 
     async def _protect_and_send(self, half: NodeHalf, metrics: SiteMetrics) -> None:
         """8.–10. Phase by phase: let the protection answer, charge the site, send."""
@@ -407,3 +413,10 @@ class Participation:
 
 def _deadline(announcement: pb.PhaseAnnouncement) -> float:
     return asyncio.get_running_loop().time() + announcement.deadline_ms / 1000
+
+
+async def _paused(file: NodeFile, seconds: float) -> float:
+    """How long training took, once a simulated slow machine has taken as much longer as it is slower."""
+    slowdown = 1.0 if file.simulation is None else file.simulation.slowdown
+    await asyncio.sleep((slowdown - 1) * seconds)
+    return slowdown * seconds

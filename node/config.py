@@ -81,6 +81,7 @@ class SimulationSection(Settings):
     """Only in simulations: repeatable randomness. One person holds every site's secrets there anyway."""
 
     seed: int
+    slowdown: float = Field(1.0, ge=1, le=1000)  # training takes so many times longer, as on a slower machine
 
 
 class NodeFile(DialingFile):

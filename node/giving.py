@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node.combining import Combining
@@ -39,6 +39,7 @@ class Giving:
         *,
         randomness: Randomness,
         memory: AttemptMemory,
+        seconds: float = 0.0,
     ) -> NodeHalf:
         """The protection's node half. With `features`, the file of what peers are compared by, in a round that does."""
         sketched, size = None, 0
@@ -55,7 +56,7 @@ class Giving:
             witness=self.services.witness,
             comparisons=self._comparisons(size),
         )
-        contribution = self._contribution(blocks, weight, sketched)
+        contribution = replace(self._contribution(blocks, weight, sketched), seconds=seconds)
         return node_half(self.protection, self.context, contribution, host)
 
     def _contribution(self, blocks: dict[str, Integers], weight: int, sketched: Integers | None) -> Contribution:

@@ -27,6 +27,7 @@ class KeptUpdate:
     blocks: Mapping[str, Integers]
     weight: int
     metrics: SiteMetrics
+    seconds: float = 0.0  # that training took
 
     def save(self, path: Path, *, bits: int) -> None:
         """Whole and durable when it returns. Raises `StorageError`."""
@@ -34,6 +35,7 @@ class KeptUpdate:
             "base": self.base.hex(),
             "weight": str(self.weight),
             "metrics": json.dumps(asdict(self.metrics)),
+            "seconds": f"{self.seconds:.3f}",
         }
         save_integers(path, self.blocks, bits=bits, notes=notes)
 
@@ -49,6 +51,7 @@ class KeptUpdate:
                 blocks=blocks,
                 weight=int(notes["weight"]),
                 metrics=SiteMetrics(**json.loads(notes["metrics"])),
+                seconds=float(notes.get("seconds", 0.0)),
             )
         except (KeyError, ValueError, TypeError) as error:
             raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error

@@ -125,13 +125,16 @@ class RunProgress:
 def describe_round(record: RoundRecord, *, planned: int) -> str:
     """One line about a committed round."""
     dropped = sum(node.outcome in ("dropped", "sat out") for node in record.nodes)
-    title = f"round {record.number:>3}/{planned}" if record.kind is RoundKind.TRAIN else "final model"
+    turns = [circle for circle in record.circles if circle.turn is not None]
+    unit = "version" if turns else "round"
+    title = f"{unit} {record.number:>3}/{planned}" if record.kind is RoundKind.TRAIN else "final model"
     # A round measures the model it starts from, so a training round's number is that of the round before.
     score = "accuracy" if record.mean_mse is None else "mse"
     value = record.mean_accuracy if record.mean_mse is None else record.mean_mse
-    when = f"after round {record.number - 1}"
+    when = f"version {turns[-1].base}" if turns else f"after {unit} {record.number - 1}"
     measured = f"  {score} {value:.4f} ({when})" if value is not None else ""
     kept = f"  kept: {', '.join(record.blocks_kept)}" if record.blocks_kept else ""
+    kept += "".join(f"  circle of {turn.members[0]}, {turn.staleness} versions old" for turn in turns)
     closed = [circle for circle in record.circles if not circle.opened]
     kept += "".join(f"  closed: circle of {circle.members[0]} … {circle.members[-1]}" for circle in closed)
     return (

@@ -129,6 +129,7 @@ class Contribution:
 
     blocks: Mapping[str, Integers]
     weight: int
+    seconds: float = 0.0  # that training took, where it is to be said (`declarations`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

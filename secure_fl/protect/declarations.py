@@ -1,4 +1,4 @@
-"""What sites declare of a partial model before the first round, and the one phase in which they do.
+"""What sites declare before the first round, and the one phase in which they do.
 
 Where sites share a model to different depths, a circle shares what all its members hold, so little is lost if sites of
 one depth are in one circle. Which circles there are then follows from what sites declare: signed, once, and before
@@ -42,9 +42,10 @@ _DOMAIN = "declaration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """A verified list: which blocks each site shares. A site that was absent has declared nothing and is not in it."""
+    """A verified list: what each site shares and how fast it is. A site that was absent is not in it."""
 
     blocks: Mapping[str, frozenset[str]]
+    paces: Mapping[str, int]
     raw: bytes  # as it travels
 
     @property
@@ -59,12 +60,22 @@ class Declared:
         names = [declaration.node for declaration in listed]
         if names != sorted(set(names)):
             raise ProtectionError("declarations are repeated or out of order")
-        return cls(blocks={said.node: read_declaration(said, study_id, roster) for said in listed}, raw=raw)
+        blocks = {said.node: read_declaration(said, study_id, roster) for said in listed}
+        return cls(blocks=blocks, paces={said.node: said.pace for said in listed}, raw=raw)
 
 
-def make_declaration(study_id: str, me: Member, blocks: Iterable[str]) -> pb.Declaration:
-    """A site's signed word on what it shares in a study."""
-    said = pb.Declaration(node=me.name, certificate=me.certificate.der, blocks=sorted(blocks))
+def pace_of(seconds: float) -> int:
+    """How long something took, as others may know it: in milliseconds, to the next power of two.
+
+    >>> pace_of(0.0), pace_of(1.0), pace_of(5.0)
+    (0, 10, 13)
+    """
+    return max(0, int(1000 * seconds)).bit_length()
+
+
+def make_declaration(study_id: str, me: Member, blocks: Iterable[str], *, pace: int = 0) -> pb.Declaration:
+    """A site's signed word on what it shares in a study and, where circles are formed by speed, how fast it is."""
+    said = pb.Declaration(node=me.name, certificate=me.certificate.der, blocks=sorted(blocks), pace=pace)
     said.signature = me.key.sign(_DOMAIN, *_signed(study_id, said))
     return said
 
@@ -84,7 +95,7 @@ def read_declaration(said: pb.Declaration, study_id: str, roster: Mapping[str, s
 
 def _signed(study_id: str, said: pb.Declaration) -> tuple[bytes, ...]:
     blocks = transcript("blocks", *(block.encode() for block in said.blocks))
-    return study_id.encode(), said.node.encode(), said.certificate, blocks
+    return study_id.encode(), said.node.encode(), said.certificate, blocks, said.pace.to_bytes(4, "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +109,15 @@ class Declaring(Protection):
     """One phase, in which nothing but signed declarations leaves. The coordinator and every site see all of them."""
 
     name = "declaring"
-    payload_version = 1
+    payload_version = 2
     coordinator_sees_updates = False
     order = {RequestKind.SUM: ("declare",)}  # noqa: RUF012 - as every protection has it
     carrier = "declare"
 
     def node(self, context: RoundContext, contribution: Contribution, host: Host) -> NodeHalf:
         """Declares the blocks it trained."""
-        return _DeclaringNode(context, host.me, set(contribution.blocks) - {METRICS_BLOCK})
+        blocks = set(contribution.blocks) - {METRICS_BLOCK}
+        return _DeclaringNode(context, host.me, blocks, pace_of(contribution.seconds))
 
     def coordinator(self, context: RoundContext) -> CoordinatorHalf:
         """Collects them."""
@@ -117,18 +129,21 @@ class Declaring(Protection):
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:  # noqa: ARG002
         """For `study show`."""
-        return ("Before the first round each site says, signed and once, which parts of the model it shares.",)
+        return (
+            "Before the first round each site says, signed and once, which parts of the model it shares and, where "
+            "circles are formed by speed, how long training took.",
+        )
 
 
 class _DeclaringNode:
-    def __init__(self, context: RoundContext, me: Member, blocks: set[str]) -> None:
-        self._context, self._me, self._blocks = context, me, blocks
+    def __init__(self, context: RoundContext, me: Member, blocks: set[str], pace: int) -> None:
+        self._context, self._me, self._blocks, self._pace = context, me, blocks, pace
 
     def answer(self, phase: str, message: Message) -> Message:
         """The declaration, whatever it is asked."""
         if phase != "declare" or message.body or message.bulk:
             raise ProtectionError("there is one thing to declare")
-        return say(make_declaration(self._context.study_id, self._me, self._blocks))
+        return say(make_declaration(self._context.study_id, self._me, self._blocks, pace=self._pace))
 
 
 class _DeclaringCoordinator:

@@ -43,16 +43,18 @@ class Together(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Declaration(_message.Message):
-    __slots__ = ("node", "certificate", "blocks", "signature")
+    __slots__ = ("node", "certificate", "blocks", "signature", "pace")
     NODE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     node: str
     certificate: bytes
     blocks: _containers.RepeatedScalarFieldContainer[str]
     signature: bytes
-    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    pace: int
+    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ..., pace: _Optional[int] = ...) -> None: ...
 
 class Declarations(_message.Message):
     __slots__ = ("declarations",)

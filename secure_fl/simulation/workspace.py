@@ -108,7 +108,7 @@ class Workspace:
                 "approved": [study.id],
                 **self.policy,
             },
-            "simulation": {"seed": study.study.seed},
+            "simulation": {"seed": study.study.seed, "slowdown": study.simulation.slow.get(name, 1.0)},
             "state": {"folder": "."},
         }
 

@@ -45,8 +45,14 @@ class Division:
             raise RefusedError("the circles of this study were formed from another list before")
         study = self._study
         declared = Declared.read(raw, study_id=study.id, roster=study.study.roster)
-        # Whoever shares most comes first; a name decides between equals, so that everybody finds the same circles.
-        sites = sorted(study.study.roster, key=lambda site: (-len(declared.blocks.get(site, ())), site))
+        # A name decides between equals, so that everybody finds the same circles.
+        if study.protection.circles == "speed":
+            # Slow sites wait for slow sites. Whoever was absent counts as the slowest.
+            slowest = max(declared.paces.values(), default=0) + 1
+            sites = sorted(study.study.roster, key=lambda site: (declared.paces.get(site, slowest), site))
+        else:
+            # Whoever shares most comes first.
+            sites = sorted(study.study.roster, key=lambda site: (-len(declared.blocks.get(site, ())), site))
         self._circles = in_order(sites, sizes=[len(circle) for circle in study.circles()])
         self._declared = declared
 

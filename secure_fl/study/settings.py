@@ -131,8 +131,9 @@ class ProtectionSection(_WithSettings):
     bits: int = Field(16, ge=4, le=24)  # without a word, what suits the protection
     clip: float | None = Field(None, gt=0, allow_inf_nan=False)  # `completed` writes what suits the task
     reference_samples: int | None = Field(None, ge=1)
-    # Which sites' updates are only ever opened together; "auto" divides the roster by name.
-    circles: Literal["auto"] | tuple[tuple[str, ...], ...] = "auto"
+    # Which sites' updates are only ever opened together; "auto" divides the roster by name, "speed" by how long sites
+    # take to train, as they declare it once before the first round.
+    circles: Literal["auto", "speed"] | tuple[tuple[str, ...], ...] = "auto"
     # Sums of whoever is there, instead of whole circles: they survive dropouts, and tell on whoever comes or goes.
     recovery: bool = False
     # How the means of circles become one: weighted, or so that few lying sites move it little.
@@ -179,13 +180,14 @@ class SimulationSection(Settings):
     degrees: float = Field(360, gt=0, le=360)
     min_samples: int = Field(10, ge=2)
     test_fraction: float = Field(0.2, gt=0, lt=1)
+    slow: dict[str, float] = Field(default_factory=dict)  # site → how many times longer it trains
     path: str = ""  # data of a task that reads files, divided among the sites; relative to where `run` is started
     format: str = ""
 
     def partition_settings(self) -> PartitionSettings:
         """The part of this section that divides the data."""
         return PartitionSettings(
-            kind=self.partition, **self.model_dump(exclude={"nodes", "partition", "path", "format"})
+            kind=self.partition, **self.model_dump(exclude={"nodes", "partition", "slow", "path", "format"})
         )
 
 
@@ -288,7 +290,7 @@ class Study(Settings):
         if settings.recovery or not sites:
             return ()
         least = max(settings.min_cohort or 0, smallest_circle(settings.colluders))
-        if settings.circles == "auto":
+        if isinstance(settings.circles, str):
             return divide(sites, colluders=settings.colluders, at_least=least)
         return checked(settings.circles, sites, at_least=least)
 
@@ -311,8 +313,9 @@ class Study(Settings):
     @property
     def declares(self) -> bool:
         """Whether circles are formed once sites have declared what they share: with only one there is no choice."""
-        automatic = self.protection.circles == "auto" and len(self.circles()) > 1
-        return automatic and self.make_strategy().declares
+        circles = self.protection.circles
+        wanted = circles == "speed" or (circles == "auto" and self.make_strategy().declares)
+        return wanted and len(self.circles()) > 1
 
     def can_go_on(self, sites: Collection[str]) -> bool:
         """Whether anything can still be opened with these sites alone: a whole circle, or enough for a cohort."""

@@ -24,13 +24,13 @@ def test_a_stop_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypat
     entered, leave = threading.Event(), threading.Event()
     commit = FaultyStore.commit_round
 
-    def pausing(self: FaultyStore, *arguments: Any) -> None:
+    def pausing(self: FaultyStore, *arguments: Any, **named: Any) -> None:
         if entered.is_set() or arguments[0][0].number == 1:
-            commit(self, *arguments)
+            commit(self, *arguments, **named)
             return
         entered.set()
         leave.wait(10)
-        commit(self, *arguments)
+        commit(self, *arguments, **named)
 
     monkeypatch.setattr(FaultyStore, "commit_round", pausing)
 

@@ -37,7 +37,21 @@ OTHER: dict[str, dict[str, Any]] = {
         "spare_attempts": 9,
         "rationale": "because",
     },
-    "rounds": {"mode": None, "deadline": 601.0, "phase_deadline": 61.0, "gather": 61.0, "attempts": 4, "patience": 1.0},
+    "rounds": {
+        "mode": "buffered",
+        "deadline": 601.0,
+        "phase_deadline": 61.0,
+        "gather": 61.0,
+        "attempts": 4,
+        "patience": 1.0,
+        "flushes": 11,
+        "buffer": 2,
+        "flush_after": 9.0,
+        "staleness": 5,
+        "merge": "delta",
+        "discount": "none",
+        "rate": 0.5,
+    },
     "metrics": {"share": "none", "ceiling": 99.0},
 }
 

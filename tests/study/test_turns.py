@@ -116,7 +116,8 @@ def test_a_slow_circle_holds_up_nobody() -> None:
     assert slow is not None
     for version in range(5):
         fast = turns.begin(1)
-        assert fast is not None and fast.base == version
+        assert fast is not None
+        assert fast.base == version
         turns.opened(fast, now=float(version))
         assert turns.due(now=float(version)) == (fast,)
         turns.flushed((fast,))
