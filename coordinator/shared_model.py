@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from secure_fl.strategies.merging import Arrival, own_part, with_own_part
 
 from coordinator.bulk_files import BulkFiles
 from coordinator.merging import OpenedCircles
@@ -32,7 +33,6 @@ from secure_fl.protect.contract import Opened, OpenedSums
 from secure_fl.results.record import RoundRecord
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.strategies.base import State
-from secure_fl.strategies.merging import Arrival
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.start import start_of
 from secure_fl.study.turns import Turn
@@ -123,7 +123,8 @@ class SharedModel:
     def _stepped(self, means: Aggregate, remembered: State) -> StoredModel:
         current = self.current
         before = self._files.model(self.layout, current.object)
-        blocks, state = self._resolved.strategy.step(before, means, remembered)
+        blocks, own = self._resolved.strategy.step(before, means, own_part(remembered))
+        state = with_own_part(remembered, own)
         self.layout.check(blocks)
         if not all(np.isfinite(vector).all() for vector in (*blocks.values(), *state.vectors.values())):
             raise ProtectionError("the strategy's step produced NaN or infinity")
@@ -152,7 +153,7 @@ class SharedModel:
         remembered = State(values=current.state, vectors=self._files.state(current.version))
         before = self._files.model(self.layout, current.object)
         merging = self._resolved.strategy.merging(
-            self._resolved.study.rounds.merging, largest=self._resolved.largest_step
+            self._resolved.study.rounds.merging, largest=self._resolved.largest_mean
         )
         means, state = merging.merged(before, arrivals, self._base, remembered)
         if not means:

@@ -72,8 +72,13 @@ class ResolvedStudy:
     @property
     def largest_step(self) -> float:
         """How far one round can move a coordinate of the shared model."""
+        return self.strategy.largest_step(self.largest_mean)
+
+    @property
+    def largest_mean(self) -> float:
+        """The largest coordinate that a mean of sites' changes can have."""
         protection = self.study.protection
         lightest = WEIGHT_UNITS
         if protection.reference_samples is not None:
             lightest = weight_floor(self.study.min_cohort(self.request), protection.colluders)
-        return self.strategy.largest_step(self.codec.largest_mean(lightest=lightest))
+        return self.codec.largest_mean(lightest=lightest)
