@@ -45,6 +45,7 @@ def encode(
             reference_samples=study.protection.reference_samples,
             min_cohort=context.min_cohort,
             colluders=context.colluders,
+            richness=result.richness,
         )
     blocks = {} if trained is None else _update(resolved, context, trained, weight, stream, check_size)
     if METRICS_BLOCK in context.layout.names:

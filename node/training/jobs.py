@@ -64,6 +64,7 @@ class Result:
 
     samples: int
     metrics: SiteMetrics
+    richness: float = 1.0  # by how much the samples count in the site's weight; never leaves
     # Of a rehearsal: what the ledger says of data and code. Words and digests.
     found: dict[str, str] = field(default_factory=dict)
 
@@ -74,7 +75,12 @@ class Result:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """From decoded JSON."""
-        return cls(samples=values["samples"], metrics=SiteMetrics(**values["metrics"]), found=values.get("found", {}))
+        return cls(
+            samples=values["samples"],
+            metrics=SiteMetrics(**values["metrics"]),
+            richness=values.get("richness", 1.0),
+            found=values.get("found", {}),
+        )
 
 
 def layout_to_json(layout: Layout) -> list[Any]:

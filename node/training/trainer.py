@@ -105,7 +105,7 @@ class Trainer:
                 traces.note(Path(job.traces_to), job.round, site.traces)
         else:
             save_arrays(Path(job.model_to), site.layout.tensors(_predictor(strategy, site)))
-        return Result(samples=site.samples, metrics=metrics)
+        return Result(samples=site.samples, metrics=metrics, richness=strategy.richness(site))
 
     def _rehearse(self, job: Job) -> Result:
         """Once per study: whatever can fail without a model, so that it does not fail with one."""

@@ -22,11 +22,18 @@ def weight_floor(min_cohort: int, colluders: int) -> int:
     return 1 + isqrt((WEIGHT_UNITS**2 - 1) // others)
 
 
-def quantise_weight(samples: int, *, reference_samples: int | None, min_cohort: int, colluders: int) -> int:
-    """A node's weight in units of 1/64. Without a reference every node counts the same."""
+def quantise_weight(
+    samples: int, *, reference_samples: int | None, min_cohort: int, colluders: int, richness: float = 1.0
+) -> int:
+    """A node's weight in units of 1/64. Without a reference every node counts the same.
+
+    `richness` is the part, above 0 and at most 1, by which the strategy lets its samples count.
+    """
     if samples <= 0:
         raise DataError("the site has no training samples")
+    if not 0 < richness <= 1:  # Written so that NaN is refused too.
+        raise DataError("a site's samples count by a part above 0 and at most 1, and the strategy says another")
     if reference_samples is None:
         return WEIGHT_UNITS
-    wanted = round(WEIGHT_UNITS * samples / reference_samples)
+    wanted = round(WEIGHT_UNITS * samples * richness / reference_samples)
     return min(WEIGHT_UNITS, max(weight_floor(min_cohort, colluders), wanted))

@@ -12,12 +12,16 @@ from secure_fl.strategies.base import Strategy
 
 # Loaded by name: the node's main process and the command line stay free of torch until somebody trains.
 _BUILT_IN: dict[str, str] = {
+    "aifed": "secure_fl.strategies.aifed:AiFed",
     "ditto": "secure_fl.strategies.ditto:Ditto",
     "fedala": "secure_fl.strategies.fedala:FedALA",
     "fedamp": "secure_fl.strategies.fedamp:FedAMP",
     "fedasa": "secure_fl.strategies.fedasa:FedASA",
+    "fedasync": "secure_fl.strategies.fedasync:FedAsync",
     "fedavg": "secure_fl.strategies.fedavg:FedAvg",
+    "fedbuff": "secure_fl.strategies.fedbuff:FedBuff",
     "fedcca": "secure_fl.strategies.fedcca:FedCCA",
+    "fedopt": "secure_fl.strategies.fedopt:FedOpt",
     "fedper": "secure_fl.strategies.fedper:FedPer",
     "fedprox": "secure_fl.strategies.fedprox:FedProx",
     "fedrep": "secure_fl.strategies.fedrep:FedRep",

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from secure_fl.aggregation import Aggregate, BlockMean, Combine, Request, RequestKind, Sum
 from secure_fl.blocks import Blocks, Layout, Vector
+from secure_fl.errors import SettingsError
+from secure_fl.strategies.merging import MergeSettings, Merging
+from secure_fl.strategies.state import State
 from secure_fl.strategies.training import Array, LocalTraining
 
 if TYPE_CHECKING:
@@ -35,14 +37,6 @@ __all__ = [
     "Strategy",
     "Sum",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """What a strategy remembers at the coordinator from round to round: small values as JSON has them, and vectors."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-    vectors: Blocks = field(default_factory=dict)
 
 
 class Strategy(ABC):
@@ -77,7 +71,8 @@ class Strategy(ABC):
     # What its training rounds ask for; `request` says of which blocks.
     asks: ClassVar[RequestKind] = RequestKind.SUM
     # Whether a site may share some of the requested blocks only. Otherwise one that leaves a block out is refused.
-    partial: ClassVar[bool] = False
+    # It may follow from the settings: those of an instance count.
+    partial: bool = False
     # For *combine*: whether nodes weigh their peers by the distance of their `features`.
     attention: ClassVar[bool] = False
     # Reserved blocks that the coordinator makes once (`ship`) and sends with the shared model. No node returns them.
@@ -105,6 +100,11 @@ class Strategy(ABC):
     def declares(self) -> bool:
         """Whether sites say which of the requested blocks they share, so that those who share alike can be together."""
         return self.partial
+
+    @property
+    def weighs_by(self) -> str:
+        """In words: what a site's weight in a sum is in proportion to, where the study does not weigh all alike."""
+        return "samples"
 
     @property
     def exceptions(self) -> tuple[str, ...]:
@@ -150,6 +150,14 @@ class Strategy(ABC):
         those requested or all; they are clipped, weighted, rounded and protected by others. Training that goes
         astray is no reason to raise: a coordinate that is NaN or infinite counts as unchanged.
         """
+
+    def richness(self, site: Site) -> float:  # noqa: ARG002
+        """Above 0 and at most 1: by how much this site's number of samples counts in its weight.
+
+        The product is quantised into the weight and never shown. It must not change from round to round. It has no
+        effect where the study weighs all sites alike; a strategy with a richness of its own says so in `weighs_by`.
+        """
+        return 1.0
 
     def inference(self, site: Site) -> Blocks:
         """The model this site predicts with now: what it received, completed by what it keeps."""
@@ -220,3 +228,30 @@ class Strategy(ABC):
         default the mean itself; after a *combine* there is none, and the shared blocks stay as they are.
         """
         return largest_mean if self.asks is RequestKind.SUM else 0.0
+
+    def asked(
+        self,
+        layout_names: tuple[str, ...],  # noqa: ARG002
+        sizes: Mapping[str, int],  # noqa: ARG002
+        state: State,  # noqa: ARG002
+        turn: int,  # noqa: ARG002
+    ) -> tuple[str, ...] | None:
+        """Which of the requested blocks a whole circle sends next; None, the default: all of them.
+
+        Decided from public facts: what was opened before (`state`, as `step` returned it), how often this circle has
+        been asked (`turn`, from 0), and the blocks' `sizes`. Sites find the answer in `site.asked`.
+        """
+        return None
+
+    def merging(self, rounds: MergeSettings, *, largest: float) -> Merging:
+        """How circles that open at different times are merged, by default as the study says.
+
+        No coordinate of a mean, and so of what is merged, is larger than `largest`. `step` is then given the effective
+        mean, and `largest_step` holds as ever. Raises `SettingsError` where there is no sum to merge.
+        """
+        if self.asks is not RequestKind.SUM:
+            raise SettingsError(
+                f"strategy {self.name!r} combines sites for each other, and only sums can be merged as they come",
+                advice='use synchronous rounds ([rounds] mode = "sync") or a strategy that asks for a sum',
+            )
+        return Merging(kind=rounds.kind, discount=rounds.discount, rate=rounds.rate, largest=largest)

@@ -44,7 +44,8 @@ class Site:
     `personal` the blocks this node kept from its last round; what `fit` leaves in `personal` is kept for the next.
     `state` is what the strategy remembers besides, in the types of JSON; what `fit` leaves in it is kept too.
     `combination` is what the last *combine* opened here, and nowhere else. `traces` are the round's notes. `shipped` is
-    what the strategy's coordinator half sent beside the model, `budget` how many parameters the site lets go at once.
+    what the strategy's coordinator half sent beside the model, `budget` how many parameters the site lets go at once,
+    `asked` which of the requested blocks its whole circle sends in this round: None for all.
 
     With `privacy`, training is under noise; `reserved_steps` is how many steps were set aside for it, and a further one
     raises. `privacy_seed` is for simulations alone: it has to differ in every execution, and voids the guarantee.
@@ -65,6 +66,7 @@ class Site:
         device: str = "cpu",
         shipped: Mapping[str, Array] | None = None,
         budget: int | None = None,
+        asked: tuple[str, ...] | None = None,
         state: Mapping[str, Any] | None = None,
         round: int | None = None,  # noqa: A002
         privacy: Mechanism | None = None,
@@ -80,6 +82,7 @@ class Site:
         self.combination = combination
         self.shipped = shipped or {}
         self.budget = budget
+        self.asked = asked
         self.state: dict[str, Any] = dict(state or {})
         self.traces: dict[str, dict[str, float]] = {}
         self.skipped = 0  # batches that gave no finite gradient

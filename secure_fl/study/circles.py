@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from secure_fl.errors import SettingsError
+from secure_fl.protect.past import CHANGING_COHORTS
 
 Circle: TypeAlias = tuple[str, ...]  # names of sites, sorted
 
@@ -19,6 +20,19 @@ Circle: TypeAlias = tuple[str, ...]  # names of sites, sorted
 def smallest_circle(colluders: int) -> int:
     """The fewest sites of a circle: two that nobody else speaks for."""
     return max(3, colluders + 2)
+
+
+def require_recovery(strategy: str, exceptions: Collection[str], *, recovery: bool) -> None:
+    """Raise `SettingsError` where a strategy's sums have other sites each time and would be opened by circle.
+
+    A site that sends a block in one round and not in the next cannot be in a whole circle's sum of it.
+    """
+    if CHANGING_COHORTS in exceptions and not recovery:
+        raise SettingsError(
+            f"strategy {strategy!r} lets each site decide in every round what it sends, and whole circles send alike",
+            advice='write strategy.gating = "public", by which whole circles send the same blocks; or '
+            f"protection.recovery = true, where each site lists {CHANGING_COHORTS!r} in its [policy] exceptions",
+        )
 
 
 def divide(names: Collection[str], *, colluders: int, at_least: int = 0) -> tuple[Circle, ...]:

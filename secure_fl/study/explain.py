@@ -201,8 +201,8 @@ def _weights(study: Study) -> str:
             "it one."
         )
     return (
-        f"A site counts min(1, samples/{study.protection.reference_samples}), quantised to 1/64 and at least "
-        f"{floor / WEIGHT_UNITS:.2f}, so that no site stands out in a sum."
+        f"A site counts min(1, {study.make_strategy().weighs_by}/{study.protection.reference_samples}), "
+        f"quantised to 1/64 and at least {floor / WEIGHT_UNITS:.2f}, so that no site stands out in a sum."
     )
 
 

@@ -23,7 +23,7 @@ from secure_fl.protect.contract import Protection
 from secure_fl.protect.past import CHANGING_COHORTS
 from secure_fl.settings import Settings, nearest, read_toml, require_known
 from secure_fl.strategies.base import Strategy
-from secure_fl.study.circles import Circle, checked, divide, smallest_circle
+from secure_fl.study.circles import Circle, checked, divide, require_recovery, smallest_circle
 from secure_fl.study.combinations import require_combinations
 from secure_fl.study.pacing import RoundsSection, require_buffered
 from secure_fl.study.private import PrivacySection, plan_at, require_private
@@ -308,7 +308,8 @@ class Study(Settings):
         """How much sites count in a sum, in words that change with it."""
         reference = self.protection.reference_samples
         floor = weight_floor(self.min_cohort(RequestKind.SUM), self.protection.colluders)
-        return "equal" if reference is None or floor == WEIGHT_UNITS else f"{reference} samples, at least {floor}"
+        by = self.make_strategy().weighs_by
+        return "equal" if reference is None or floor == WEIGHT_UNITS else f"{reference} {by}, at least {floor}"
 
     @property
     def declares(self) -> bool:
@@ -382,6 +383,7 @@ class Study(Settings):
         strategy, protection = self.make_strategy(), self.make_protection()
         task = tasks.create(self.task.name, self.task.settings)
         require_private(self.privacy, strategy, task)
+        require_recovery(strategy.name, strategy.exceptions, recovery=self.protection.recovery)
         if self.privacy.mode != "none" and self.protection.reference_samples is not None:
             raise SettingsError(
                 "protection.reference_samples weighs a site by its number of records, which no noise covers",
