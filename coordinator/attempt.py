@@ -270,6 +270,7 @@ class AttemptRunner:
             deadline_ms=int(min(self._seconds_told() * 1000, 2**32 - 1)),
             model=self._model,
             invited=self.plan.invited,
+            asked=self.plan.asked,
             payload=pb.Payload(
                 protection=protection.name, phase=phase, version=protection.payload_version, body=message.body
             ),

@@ -78,8 +78,12 @@ class OpenAttempts:
         model: SharedModel,
         *,
         version: int | None = None,
+        asked: tuple[str, ...] = (),
     ) -> AttemptRunner:
-        """1. Plan: who is invited, from which model (without a version, the current one); committed, then announced."""
+        """1. Plan: who is invited, from which model and for which blocks; committed before it is announced.
+
+        Without a version it is the current model, without blocks all of them.
+        """
         self.settle()
         store = self._services.store
         async with self._planning:
@@ -91,6 +95,7 @@ class OpenAttempts:
                 invited=invited,
                 model_version=model.current.version if version is None else version,
                 started=self._now(),
+                asked=asked,
             )
             await in_thread_whole(store.begin_attempt, plan)
         attempt = self._runner(plan, model)
@@ -122,6 +127,7 @@ class OpenAttempts:
             base_model=version.digest,
             invited=plan.invited,
             shared=model.layout,
+            asked=plan.asked,
         )
         return AttemptRunner(
             plan, self._services, model=model.reference(version, self._records()), context=context, seconds=seconds

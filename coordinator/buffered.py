@@ -61,6 +61,7 @@ class BufferedRounds:
         self._circles: tuple[Circle, ...] = services.resolved.circles_in(RoundKind.TRAIN)
         self._turns = Turns(len(self._circles), study.rounds.pace(study.study.rounds))
         self._buffer = _Buffer()
+        self._asked: dict[Turn, tuple[str, ...]] = {}  # what a turn asks for, in every attempt
         self._pulse = Pulse()
         self._failed = 0  # flushes in a row that made no model
         self._last_opened = 0.0
@@ -96,6 +97,7 @@ class BufferedRounds:
                 taken[place] = max(taken.get(place, 0), stored.number)
             else:
                 begun[place] = Turn(circle=place, number=stored.number, base=stored.base)
+                self._asked[begun[place]] = stored.asked
         under_way = [turn for place, turn in begun.items() if turn.number > taken.get(place, 0)]
         version = self._services.model.current.version
         self._turns.resume(version=version, taken=taken, under_way=under_way)
@@ -123,8 +125,15 @@ class BufferedRounds:
         while True:
             if attempt is None:
                 await services.gathering.members(members)
+                if turn not in self._asked:
+                    self._asked[turn] = await in_thread(services.model.asked, turn.number - 1)
                 attempt = await services.attempts.plan(
-                    turn.number, RoundKind.TRAIN, members, services.model, version=turn.base
+                    turn.number,
+                    RoundKind.TRAIN,
+                    members,
+                    services.model,
+                    version=turn.base,
+                    asked=self._asked[turn],
                 )
             tried += 1
             loop = asyncio.get_running_loop()
@@ -138,6 +147,7 @@ class BufferedRounds:
                 await asyncio.sleep(min(_LONGEST_PAUSE, 2.0 ** (tried - 2)) if tried > 1 else 0)
                 continue
             break
+        self._asked.pop(turn, None)
         waiting = _Waiting(opened, attempt, tried, loop.time() - attempt.began)
         if self._turns.opened(turn, now=loop.time()):
             self._buffer.waiting[turn] = waiting

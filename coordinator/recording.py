@@ -22,7 +22,6 @@ from secure_fl.results.record import CircleRound, LeftOut, NodeRound, Outcome, R
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
-from secure_fl.study.settings import Study
 
 _VANISHED = (LateMessageError.code, NotConnectedError.code, "")
 
@@ -121,7 +120,7 @@ def study_record(
         task=study.task.name,
         strategy=study.strategy.name,
         protection=study.protection.kind,
-        planned_rounds=_planned(study),
+        planned_rounds=study.versions,
         roster=tuple(study.study.roster),
         outcome=outcome,  # type: ignore[arg-type]
         reason=reason,
@@ -135,12 +134,6 @@ def study_record(
         blocks_declared=_declared(resolved),
         partial=resolved.strategy.partial,
     )
-
-
-def _planned(study: Study) -> int:
-    """Versions after the first one: of rounds, or of flushes."""
-    rounds = study.study.rounds
-    return rounds if not study.rounds.is_buffered else study.rounds.pace(rounds).flushes
 
 
 def _declared(resolved: ResolvedStudy) -> tuple[str, ...] | None:

@@ -204,8 +204,9 @@ class CirclesRound:
         while True:
             if progress.attempt is None:
                 await services.gathering.members(progress.circle)
+                asked = services.model.asked(self._number - 1) if self._kind is RoundKind.TRAIN else ()
                 progress.attempt = await services.attempts.plan(
-                    self._number, self._kind, progress.circle, services.model
+                    self._number, self._kind, progress.circle, services.model, asked=asked
                 )
             progress.tried += 1
             try:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from secure_fl.strategies.merging import Arrival, own_part, with_own_part
 
 from coordinator.bulk_files import BulkFiles
 from coordinator.merging import OpenedCircles
@@ -33,6 +32,7 @@ from secure_fl.protect.contract import Opened, OpenedSums
 from secure_fl.results.record import RoundRecord
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.strategies.base import State
+from secure_fl.strategies.merging import Arrival, own_part, with_own_part
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.start import start_of
 from secure_fl.study.turns import Turn
@@ -131,6 +131,14 @@ class SharedModel:
         # Sites check the same: a model that they would refuse is not published, and the round is tried again.
         require_step(before, blocks, self.layout, largest=self._resolved.largest_step)
         return self._write(current.version + 1, blocks, state)
+
+    def asked(self, turn: int) -> tuple[str, ...]:
+        """Which blocks a circle sends in its next turn, of which it has taken so many; none: all of them. Blocks."""
+        current, shapes = self.current, self.layout.model
+        remembered = State(values=current.state, vectors=self._files.state(current.version))
+        sizes = {shape.name: shape.size for shape in shapes}
+        asked = self._resolved.strategy.asked(shapes.names, sizes, own_part(remembered), turn)
+        return () if asked is None or set(asked) >= set(shapes.names) else shapes.select(asked).names
 
     def merge(self, turns: Sequence[OpenedTurn]) -> tuple[Decoded, StoredModel]:
         """The next version of several circles' turns, and what the record says of them. Blocks."""

@@ -58,6 +58,7 @@ rounds = sa.Table(
     sa.Column("reason", sa.String),
     sa.Column("invited", sa.JSON),
     sa.Column("model_version", sa.Integer),
+    sa.Column("asked", sa.JSON),
     sa.Column("started", sa.Float),
     sa.Column("record", sa.JSON),
 )
@@ -137,6 +138,7 @@ class Attempt:
     invited: tuple[str, ...]
     model_version: int
     started: float
+    asked: tuple[str, ...] = ()  # the blocks that everybody sends; all of them, where there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,7 @@ class StoredTurn:
     number: int
     invited: tuple[str, ...]
     base: int
+    asked: tuple[str, ...]
     taken: bool
 
 
@@ -238,6 +241,7 @@ class Store:
                     reason="",
                     invited=list(attempt.invited),
                     model_version=attempt.model_version,
+                    asked=list(attempt.asked) or None,
                     started=attempt.started,
                 )
             )
@@ -256,6 +260,7 @@ class Store:
                 invited=tuple(row.invited),
                 model_version=row.model_version,
                 started=row.started,
+                asked=tuple(row.asked or ()),
             )
             for row in rows
         )
@@ -365,6 +370,7 @@ class Store:
                 number=row.number,
                 invited=tuple(row.invited),
                 base=row.model_version,
+                asked=tuple(row.asked or ()),
                 taken=row.state in (COMMITTED, MERGED) or row.reason == StaleTurnError.code,
             )
             for row in rows

@@ -199,7 +199,7 @@ class Participation:
 
         Raises `RefusedError` where it was sent and is lost, or was made of another model.
         """
-        number, base = self._number, self._first.model.digest
+        number, base = self._number, _base(self._first)
         kept = KeptUpdate.load(self._store.kept_update(number))
         if kept is None:
             self._store.require_unsent(number)
@@ -213,7 +213,7 @@ class Participation:
         number, target = self._number, announcement.model.object
         models = await in_thread_whole(VerifiedModels, self._resolved, self._store.folder, self._layout)
         route = await in_thread_whole(models.route, announcement.model, number=number)
-        await in_thread_whole(self._store.fix_base, number, announcement.model.digest)
+        await in_thread_whole(self._store.fix_base, number, _base(announcement))
         for step in route:
             incoming = IncomingObject(self._scratch("received.bin"), step)
             await self._services.session.download(self._resolved.id, incoming, durable=True)
@@ -248,6 +248,7 @@ class Participation:
             secrets=self._services.data_secrets(self._resolved, number, self._first.attempt),
             mechanism=self._privacy.mechanism,
             epochs=self._privacy.epochs(number, trains=self._kind is not RoundKind.EVALUATE),
+            asked=tuple(self._first.asked),
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:
@@ -257,7 +258,7 @@ class Participation:
             self._resolved,
             context,
             result,
-            base=self._first.model.digest,
+            base=_base(self._first),
             trained=self._scratch("update.safetensors") if self._kind is not RoundKind.EVALUATE else None,
             stream=KeyStream(self._services.randomness(*self._names("rounding", round_only=True)).bytes(32)),
             check_size=self._services.policy.check_upload,
@@ -372,6 +373,7 @@ class Participation:
             base_model=announcement.model.digest,
             invited=tuple(announcement.invited),
             shared=self._layout,
+            asked=tuple(announcement.asked),
         )
 
     def _memory(self) -> AttemptMemory:
@@ -413,6 +415,13 @@ class Participation:
 
 def _deadline(announcement: pb.PhaseAnnouncement) -> float:
     return asyncio.get_running_loop().time() + announcement.deadline_ms / 1000
+
+
+def _base(announcement: pb.PhaseAnnouncement) -> bytes:
+    """What a round's training begins from, in every attempt: the model, and which blocks of it are asked for."""
+    if not announcement.asked:
+        return announcement.model.digest
+    return hashlib.sha256("\n".join(announcement.asked).encode() + announcement.model.digest).digest()
 
 
 async def _paused(file: NodeFile, seconds: float) -> float:

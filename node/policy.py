@@ -116,5 +116,12 @@ class Policy:
             raise RefusedError("the round's cohort is too small")
         if max(announcement.model.object.size, announcement.bulk.size) > self._file.policy.model_bytes:
             raise RefusedError("the model is larger than [policy] model_bytes")
+        _require_blocks(announcement)
         if announcement.payload.protection != resolved.protection_in(kind).name:
             raise RefusedError("the round uses another protection than the study")
+
+
+def _require_blocks(announcement: pb.PhaseAnnouncement) -> None:
+    asked = list(announcement.asked)
+    if asked != [block.name for block in announcement.model.blocks if block.name in set(asked)]:
+        raise RefusedError("the round asks for blocks that the model does not have, or for some of them twice")

@@ -38,6 +38,7 @@ class Job:
     state_to: str
     model_to: str
     traces_to: str = ""
+    asked: tuple[str, ...] = ()  # the blocks that everybody in the circle sends; none: all of them
     budget: int | None = None  # parameters that may leave in a round
     privacy: dict[str, Any] | None = None  # the mechanism that training runs under
     privacy_seed: str = ""  # hexadecimal, in simulations alone: noise that somebody can repeat protects nobody
@@ -55,7 +56,7 @@ class Job:
     def from_json(cls, line: str | bytes) -> Self:
         """The inverse."""
         values = json.loads(line)
-        return cls(**{**values, "kind": RoundKind(values["kind"])})
+        return cls(**{**values, "kind": RoundKind(values["kind"]), "asked": tuple(values.get("asked", ()))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

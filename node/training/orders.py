@@ -29,6 +29,7 @@ def make_job(
     secrets: DataSecrets,
     mechanism: Mechanism | None = None,
     epochs: int = 0,
+    asked: tuple[str, ...] = (),
 ) -> Job:
     """The job of a round and attempt (`key`); without `received` the model that is trained is not here yet.
 
@@ -57,6 +58,7 @@ def make_job(
         state_to=str(store.path("state", number)),
         model_to=str(store.model),
         traces_to=str(store.traces),
+        asked=asked,
         budget=file.policy.upload_parameters,
         privacy=None if mechanism is None else asdict(mechanism),
         privacy_seed=secrets.noise_seed.hex(),

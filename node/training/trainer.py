@@ -227,6 +227,7 @@ def _site(job: Job, loaded: _Loaded) -> Site:
         seed=job.seed,
         device=job.device,
         budget=job.budget,
+        asked=job.asked or None,
         round=job.round,
         privacy=None if job.privacy is None or job.kind is not RoundKind.TRAIN else Mechanism(**job.privacy),
         privacy_seed=bytes.fromhex(job.privacy_seed) or None,

@@ -111,7 +111,7 @@ class StudyAnswer(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class PhaseAnnouncement(_message.Message):
-    __slots__ = ("round", "attempt", "kind", "phase", "deadline_ms", "model", "invited", "payload", "bulk", "declared")
+    __slots__ = ("round", "attempt", "kind", "phase", "deadline_ms", "model", "invited", "payload", "bulk", "declared", "asked")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class PhaseAnnouncement(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     BULK_FIELD_NUMBER: _ClassVar[int]
     DECLARED_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
     kind: RoundKind
@@ -132,7 +133,8 @@ class PhaseAnnouncement(_message.Message):
     payload: Payload
     bulk: ObjectRef
     declared: ObjectRef
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[RoundKind, str]] = ..., phase: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., invited: _Optional[_Iterable[str]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., bulk: _Optional[_Union[ObjectRef, _Mapping]] = ..., declared: _Optional[_Union[ObjectRef, _Mapping]] = ...) -> None: ...
+    asked: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[RoundKind, str]] = ..., phase: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., invited: _Optional[_Iterable[str]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., bulk: _Optional[_Union[ObjectRef, _Mapping]] = ..., declared: _Optional[_Union[ObjectRef, _Mapping]] = ..., asked: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RoundClosed(_message.Message):
     __slots__ = ("round", "attempt", "committed", "reason")

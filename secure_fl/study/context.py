@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Layout
 from secure_fl.encoding.metrics import with_metrics
@@ -19,8 +21,10 @@ def round_context(
     base_model: bytes,
     invited: tuple[str, ...],
     shared: Layout,
+    asked: Sequence[str] = (),
 ) -> RoundContext:
-    """The context of an attempt, from what was announced."""
+    """The context of an attempt, from what was announced. With `asked`, the blocks that everybody in it sends."""
+    model = shared.model.select(asked) if asked else shared.model
     study, protection = resolved.study, resolved.protection_in(kind)
     request = resolved.request_in(kind)
     return RoundContext(
@@ -31,9 +35,7 @@ def round_context(
         invited=invited,
         roster={name: study.study.roster[name] for name in invited},
         # What the coordinator ships beside the model never leaves a node again.
-        layout=with_metrics(
-            Layout(()) if kind is RoundKind.EVALUATE else shared.model, request, share=study.metrics.share
-        ),
+        layout=with_metrics(Layout(()) if kind is RoundKind.EVALUATE else model, request, share=study.metrics.share),
         kind=request,
         bits=study.protection.bits,
         colluders=study.protection.colluders,

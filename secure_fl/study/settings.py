@@ -304,6 +304,12 @@ class Study(Settings):
         return max(least, min(map(len, circles), default=0))
 
     @property
+    def versions(self) -> int:
+        """How many versions of the model the study makes: one in every round, or in every flush."""
+        rounds = self.study.rounds
+        return self.rounds.pace(rounds).flushes if self.rounds.is_buffered else rounds
+
+    @property
     def weighting(self) -> str:
         """How much sites count in a sum, in words that change with it."""
         reference = self.protection.reference_samples

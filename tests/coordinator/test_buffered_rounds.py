@@ -1,0 +1,219 @@
+"""Circles that do not wait for each other: what is merged when, and what a coordinator that dies remembers of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from node.training.jobs import Job, Result
+from secure_fl import tasks
+from secure_fl.blocks import Blocks
+from secure_fl.results.record import RoundRecord, StudyRecord
+from secure_fl.rounds import RoundKind
+from secure_fl.strategies.merging import discount
+from secure_fl.study.start import start_of
+from tests.support.federation import Federation, Killed
+from tests.support.training import FakeTraining, Faults
+
+FIRST = tuple(f"site-0{index}" for index in range(1, 5))
+SECOND = tuple(f"site-0{index}" for index in range(5, 9))
+ROUNDS = {"mode": "buffered", "deadline": 10, "phase_deadline": 5, "gather": 1, "patience": 30, "merge": "delta"}
+
+
+class SlowTraining(FakeTraining):
+    """Takes its time."""
+
+    def __init__(self, seconds: float, faults: Faults | None = None) -> None:
+        super().__init__(faults)
+        self._seconds = seconds
+
+    async def run(self, job: Job) -> Result:
+        """The same update, later."""
+        await asyncio.sleep(self._seconds)
+        return await super().run(job)
+
+
+def play(
+    folder: Path,
+    scenario: Callable[[Federation], Awaitable[StudyRecord | None]],
+    *,
+    rounds: dict[str, Any] | None = None,
+    protection: str = "masked",
+    turns: int = 20,
+) -> tuple[StudyRecord, Federation]:
+    """Eight sites in two circles."""
+
+    async def run() -> tuple[StudyRecord | None, Federation]:
+        settings = {
+            "study": {"rounds": turns},
+            "protection": {"kind": protection, "recovery": False},
+            "rounds": {**ROUNDS, **(rounds or {})},
+        }
+        fed = Federation(folder / "run", settings, nodes=8)
+        assert fed.study.circles() == (FIRST, SECOND)
+        try:
+            return await asyncio.wait_for(scenario(fed), 60), fed
+        finally:
+            await fed.close()
+
+    record, fed = asyncio.run(run())
+    assert record is not None
+    return record, fed
+
+
+def trained(record: StudyRecord) -> list[RoundRecord]:
+    return [entry for entry in record.rounds if entry.kind is RoundKind.TRAIN]
+
+
+def turns_of(record: StudyRecord) -> list[tuple[str, int, int]]:
+    """Per merged turn: its circle's first site, its number, and how stale it was."""
+    merged = [circle for entry in trained(record) for circle in entry.circles]
+    return [(turn.members[0], turn.turn or 0, turn.staleness or 0) for turn in merged]
+
+
+@pytest.mark.parametrize("protection", ["none", "masked", "sealed", "encrypted"])
+def test_circles_take_turns_and_every_flush_makes_a_version(tmp_path: Path, protection: str) -> None:
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            fed.start_node(name)
+        return await fed.coordinate()
+
+    record, fed = play(tmp_path, scenario, rounds={"flushes": 5}, protection=protection)
+    assert [entry.number for entry in trained(record)] == [1, 2, 3, 4, 5]
+    assert record.planned_rounds == 5
+    turns = turns_of(record)
+    assert len(turns) == len({(circle, number) for circle, number, _ in turns}) == 5
+    assert record.rounds[-1].kind is RoundKind.EVALUATE
+    assert record.rounds[-1].cohort == fed.names
+
+
+def oracle(fed: Federation, record: StudyRecord) -> Blocks:
+    """The last version, from the first one and the record's turns: what FakeTraining makes of a site, a turn and a
+    model is known, and so is what a flush of changes does.
+    """
+    study = fed.study
+    start = start_of(tasks.create(study.task.name, study.task.settings), study.make_strategy(), study.study.seed)
+    versions: list[Blocks] = [start.blocks]
+    for entry in trained(record):
+        current = dict(versions[-1])
+        for turn in entry.circles:
+            assert turn.base is not None
+            assert turn.staleness == len(versions) - 1 - turn.base
+            changes = [_update(site, turn.turn or 0, versions[turn.base]) for site in turn.members]
+            weight = len(turn.members) / len(fed.names) * discount("root", turn.staleness)
+            for name in tuple(current):
+                mean = np.mean([change[name] for change in changes], axis=0)
+                current[name] = (current[name] + weight * mean).astype(np.float32)
+        versions.append(current)
+    return versions[-1]
+
+
+def last_version(fed: Federation) -> Blocks:
+    """As sites would download it."""
+    study = fed.study
+    start = start_of(tasks.create(study.task.name, study.task.settings), study.make_strategy(), study.study.seed)
+    stored = fed.open_store().model(study.id)
+    assert stored is not None
+    return start.layout.unflatten((fed.workspace.study_state / "objects" / stored.object.hex()).read_bytes())
+
+
+def _update(site: str, number: int, received: Blocks) -> Blocks:
+    seed = int.from_bytes(hashlib.sha256(f"{site}/{number}".encode()).digest()[:8], "little")
+    rng = np.random.default_rng(seed)
+    return {
+        name: (rng.uniform(-0.5, 0.5, vector.size) - 0.1 * vector).astype("<f4") for name, vector in received.items()
+    }
+
+
+@pytest.mark.parametrize("slow", [FIRST[1], SECOND[3]])
+def test_a_slow_site_holds_up_its_own_circle_only(tmp_path: Path, slow: str) -> None:
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            fed.start_node(name, executor=SlowTraining(1.0 if name == slow else 0.05))
+        return await fed.coordinate()
+
+    record, _ = play(tmp_path, scenario, rounds={"flushes": 12})
+    turns = turns_of(record)
+    fast = [turn for turn in turns if slow not in (FIRST if turn[0] == FIRST[0] else SECOND)]
+    assert len(fast) >= 9
+    late = [staleness for circle, _, staleness in turns if slow in (FIRST if circle == FIRST[0] else SECOND)]
+    assert max(late, default=0) >= 2
+
+
+def test_what_is_too_stale_is_dropped_and_its_circle_goes_on(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            fed.start_node(name, executor=SlowTraining(0.8 if name in FIRST else 0.02))
+        return await fed.coordinate()
+
+    record, fed = play(tmp_path, scenario, rounds={"flushes": 14, "staleness": 1})
+    assert all(staleness <= 1 for _, _, staleness in turns_of(record))
+    assert [facts["reason"] for kind, facts in fed.events if kind == "round-void"].count("StaleTurn") >= 1
+
+
+def test_sites_that_leave_and_return_cost_the_other_circle_nothing(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        faults = Faults("announce:commit", 2)
+        fed.start_node(FIRST[0], faults)
+        for name in fed.names[1:]:
+            fed.start_node(name, executor=SlowTraining(0.1))
+        study = asyncio.create_task(fed.coordinate(grace=2.0))
+        await asyncio.wait_for(faults.fired.wait(), 20)
+        await asyncio.sleep(1.0)
+        fed.start_node(FIRST[0], executor=SlowTraining(0.1))
+        return await study
+
+    record, _ = play(tmp_path, scenario, rounds={"flushes": 16})
+    circles = [circle for circle, _, _ in turns_of(record)]
+    assert circles.count(SECOND[0]) > circles.count(FIRST[0]) >= 2
+
+
+@pytest.mark.parametrize("point", ["before:begin_attempt", "after:begin_attempt", "after:add_answer"])
+@pytest.mark.parametrize("occurrence", [3, 7])
+def test_a_coordinator_killed_in_a_turn_goes_on_with_it(tmp_path: Path, point: str, occurrence: int) -> None:
+    _killed_and_resumed(tmp_path, point, occurrence)
+
+
+@pytest.mark.parametrize("protection", ["masked", "sealed", "encrypted"])
+@pytest.mark.parametrize("point", ["before:commit_round", "after:commit_round", "after:close_phase"])
+def test_a_coordinator_killed_in_a_flush_loses_and_repeats_no_turn(tmp_path: Path, point: str, protection: str) -> None:
+    record, fed = _killed_and_resumed(tmp_path, point, 3, protection=protection)
+    expected = oracle(fed, record)
+    found = last_version(fed)
+    # Every change is rounded to the study's grid, of 2^15 steps per clip, once per version, and sealed adds its noise.
+    step = (fed.study.protection.clip or 1.0) / 2 ** (fed.study.protection.bits - 1)
+    for name, vector in found.items():
+        assert np.abs(vector - expected[name]).max() <= 2 * step * len(trained(record)) + 1e-5
+
+
+def _killed_and_resumed(
+    folder: Path, point: str, occurrence: int, *, protection: str = "masked"
+) -> tuple[StudyRecord, Federation]:
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            fed.start_node(name)
+        with pytest.raises(Killed):
+            await fed.coordinate(Faults(point, occurrence))
+        return await fed.coordinate()
+
+    record, fed = play(folder, scenario, rounds={"flushes": 6}, protection=protection)
+    assert [entry.number for entry in trained(record)] == [1, 2, 3, 4, 5, 6]
+    turns = [(circle, number) for circle, number, _ in turns_of(record)]
+    assert len(turns) == len(set(turns)) == 6
+    return record, fed
+
+
+def test_a_flush_may_wait_for_several_turns(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            fed.start_node(name)
+        return await fed.coordinate()
+
+    record, _ = play(tmp_path, scenario, rounds={"flushes": 3, "buffer": 2, "flush_after": 20})
+    assert [len(entry.circles) for entry in trained(record)] == [2, 2, 2]
