@@ -7,7 +7,7 @@ several do, they are taken out one after the other.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from secure_fl.errors import (
     CertificateError,
     CohortTooSmallError,
     ProtectionError,
+    ReleaseRefusedError,
     SecureFLError,
     SignatureError,
 )
@@ -48,6 +49,7 @@ from secure_fl.secret import Secret
 from tests.protect.encrypted.oracle import raw_of, words_of
 from tests.protect.encrypted.table import (
     EIGHT,
+    ENCRYPTED,
     KINDS,
     NAMES,
     Table,
@@ -237,7 +239,7 @@ def test_with_a_key_of_zeros_whoever_has_bodies_would_read_them(monkeypatch: pyt
 
     table.answers["upload", victim] = table.tell(victim, edited(EncryptedStart, table.asked[victim], weak))
     terms = Terms.of(table.about)
-    words = words_of(table.answers["upload", victim].bulk, terms).astype(object)
+    words = words_of(bytes(table.answers["upload", victim].bulk), terms).astype(object)
     message = ((words + terms.scale // 2) // terms.scale).astype(WORD)
     read = terms.packing.unpack(message[:-CHECKS], 5, contributors=1)
     mine = table.values[victim].blocks
@@ -382,6 +384,33 @@ def test_a_circle_is_opened_whole() -> None:
     table.refuses(me, forged, CohortTooSmallError)
 
 
+def test_below_the_minimum_nothing_opens_and_three_checks_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of two, shown to everybody, is all that each of the two needs to read the other."""
+
+    def all_pass(rows: Sequence[object], **_: object) -> list[bool]:
+        return [True] * len(rows)
+
+    layers: list[tuple[type[SecureFLError] | None, str, Any]] = [
+        (CohortTooSmallError, "secure_fl.protect.uploads.statements.require_cohort", lambda *_a, **_k: None),
+        (ProtectionError, "secure_fl.protect.cohort.signed.releasable", all_pass),  # no group: nothing to add up
+        (ReleaseRefusedError, "secure_fl.protect.encrypted.opener.note", lambda *_a, **_k: None),
+        (None, "", None),
+    ]
+    for error, check, nothing in layers:
+        table = Table(sum_round()).until("check")
+        pair = sorted(table.on(side)[0] for side in Side)
+        me = table.on(Side.BODIES)[0]
+        forged = {name: checking(table, name, pair) for name in NAMES}
+        if error is not None:
+            table.refuses(me, forged[me], error)
+            monkeypatch.setattr(check, nothing)
+            continue
+        heard = {name: table.tell(name, forged[name]) for name in NAMES}
+        values = [table.values[name].blocks["body"].tolist() for name in pair]
+        totals = totals_of(table.nodes[me].answer("open", opening(table, me, pair, heard)))
+        assert totals[:3] == [left + right for left, right in zip(*values, strict=True)]
+
+
 # --- one list for everybody ---------------------------------------------------------------------------------------
 
 
@@ -483,3 +512,12 @@ def test_what_is_opened_is_what_was_checked() -> None:
     assert c in heard
     with pytest.raises(ProtectionError, match="other uploads"):
         table.nodes[a].answer("open", opening(table, a, fewer, heard))
+
+
+@pytest.mark.parametrize("nodes", range(3, 13))
+def test_a_quorum_agrees_on_a_list_and_has_somebody_on_each_side(nodes: int) -> None:
+    for colluders in range(nodes - 2):
+        quorum = ENCRYPTED.quorum(nodes, colluders=colluders, min_cohort=3)
+        assert 2 * quorum > nodes + colluders  # Two quorums share more than those who would sign twice.
+        assert quorum > (nodes + 1) // 2  # Sides differ by one site at most.
+        assert quorum <= nodes

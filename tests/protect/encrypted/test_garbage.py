@@ -6,6 +6,7 @@ And nothing opens that should not: whoever answers a damaged message answers as 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,24 +17,26 @@ from hypothesis import strategies as st
 
 from secure_fl.errors import SecureFLError
 from secure_fl.messages import parse
-from secure_fl.protect.contract import Message
+from secure_fl.protect.contract import Message, RoundContext
+from secure_fl.protect.encrypted.phases import COMBINE, SUM
 from secure_fl.protect.release.sketch import SIZE
 from secure_fl.rpc.protect_encrypted_pb2 import EncryptedOpened
 from tests.protect.encrypted.table import EVEN, NAMES, Table, circle_round, combine_round, sum_round, trusting, values
 
-ROUNDS = {
+ROUNDS: dict[str, Callable[[], RoundContext]] = {
     "sum": sum_round,
-    "circle": circle_round,
-    "combine": combine_round,
-    "combine with distances": lambda: combine_round(compares=True),
-    "trusting sum": lambda: trusting(sum_round()),
+    "combine": lambda: combine_round(compares=True),
+    "trusting sum": lambda: trusting(circle_round()),
     "trusting combine": lambda: trusting(combine_round()),
 }
-CASES = [(name, phase) for name, make in ROUNDS.items() for phase in Table(make()).phases]
-garbage = settings(deadline=None, max_examples=4)
+CASES = [(name, phase) for name in ROUNDS for phase in (SUM if name.endswith("sum") else COMBINE)]
+garbage = settings(deadline=None, max_examples=3)
+
+Damage = tuple[bool, int, int, bytes]  # whether to the body, where, how, and with what
 
 
 def fresh(name: str) -> Table:
+    """A round that nobody has spoken in yet."""
     about = ROUNDS[name]()
     mine = values(about)
     if about.compares:
@@ -60,12 +63,12 @@ def _changed(raw: bytes, at: int, kind: int, rest: bytes) -> bytes:
 
 
 @st.composite
-def damages(draw: st.DrawFn) -> tuple[bool, int, int, bytes]:
-    """Whether body or bulk, where, how, and with what."""
+def damages(draw: st.DrawFn) -> Damage:
+    """Anywhere."""
     return draw(st.booleans()), draw(st.integers(0, 2**20)), draw(st.integers(0, 5)), draw(st.binary(max_size=40))
 
 
-def damaged(message: Message, damage: tuple[bool, int, int, bytes]) -> Message:
+def damaged(message: Message, damage: Damage) -> Message:
     in_body, at, kind, rest = damage
     if in_body or not message.bulk:
         return Message(body=_changed(message.body, at, kind, rest), bulk=message.bulk)
@@ -89,9 +92,7 @@ def mixture(table: Table) -> dict[str, list[int]]:
 @pytest.mark.parametrize(("name", "phase"), CASES)
 @garbage
 @given(damage=st.lists(damages(), min_size=6, max_size=6))
-def test_a_node_answers_garbage_with_a_typed_error_or_as_always(
-    name: str, phase: str, damage: list[tuple[bool, int, int, bytes]]
-) -> None:
+def test_a_node_answers_garbage_with_a_typed_error_or_as_always(name: str, phase: str, damage: list[Damage]) -> None:
     table = fresh(name)
     if phase == "score" and not table.about.compares:
         return  # Nobody is asked.
@@ -115,9 +116,7 @@ def test_a_node_answers_garbage_with_a_typed_error_or_as_always(
 @pytest.mark.parametrize(("name", "phase"), CASES)
 @garbage
 @given(damage=st.lists(damages(), min_size=12, max_size=12))
-def test_the_coordinator_answers_garbage_with_a_typed_error(
-    name: str, phase: str, damage: list[tuple[bool, int, int, bytes]]
-) -> None:
+def test_the_coordinator_answers_garbage_with_a_typed_error(name: str, phase: str, damage: list[Damage]) -> None:
     table = fresh(name)
     if phase == "score" and not table.about.compares:
         return

@@ -338,7 +338,7 @@ def _sum_of_errors(table: Table) -> list[int]:
     body, mask = (words_of(table.total(side, weights), terms) for side in (Side.BODIES, Side.SEEDS))
     message = decrypt(half.party.cipher, body, mask, terms)
     masked = product(mask, key_coefficients(half.party.cipher, terms), terms.modulus)
-    return errors(body, message, masked, terms).tolist()
+    return [int(error) for error in errors(body, message, masked, terms)]
 
 
 @pytest.mark.parametrize("checked", [True, False])
