@@ -42,9 +42,9 @@ class AiFedSettings(LocalTraining):
     keep: float = Field(0.5, gt=0, le=1)  # "public" and "rank": the part of all parameters that is sent at most
     full_every: int = Field(4, ge=0)  # every so many turns everything is sent; 0: never
     richness: Literal["entropy", "labels", "none"] = "entropy"
-    # "site": the paper names neither α. AT is about 0.5 at first, where the layers that changed most are held back
-    # already, and with these 0.73 after 20 versions.
-    alpha_round: float = Field(0.05, ge=0)
+    # "site": the paper names neither α. With these AT is 0.5 at first, 0.95 after ten versions and 0.99 after fifteen;
+    # rc of layers that learn was between 0.7 and 0.99 on `digits`. Half of this α held nothing back in twenty rounds.
+    alpha_round: float = Field(0.3, ge=0)
     alpha_accuracy: float = 1.0
     stimuli: int = Field(50, ge=3)  # Q
 
@@ -204,13 +204,11 @@ class AiFed(FedAvg):
 
 
 def _classes(site: Site) -> int:
-    """How many classes the model tells apart."""
-    import torch
+    """How many classes the model tells apart: rows of its last tensor, a bias or weights with a row for each.
 
-    from secure_fl.tasks.base import evaluating
-
-    with evaluating(site.model), torch.no_grad():
-        return int(site.model(site.data.train.inputs[:1].to(site.device)).shape[1])
+    Nothing is computed with the model, which others chose: a site must not fall silent over what it does to a row.
+    """
+    return site.layout[site.head[-1]].tensors[-1].shape[0]
 
 
 def _unsent(block: str) -> str:

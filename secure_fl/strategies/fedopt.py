@@ -65,7 +65,7 @@ class FedOpt(FedAvg):
             second = vectors.get(_second(name), np.full(mean.shape, settings.tau**2, DTYPE))
             first = _towards(first, mean, settings.beta1)
             second = _towards(second, np.square(mean), settings.beta2)
-            step: Vector = first / (np.sqrt(second) + np.float32(settings.tau))
+            step = (first / (np.sqrt(second) + np.float32(settings.tau))).astype(DTYPE, copy=False)
             # What rounding adds to the bound above is taken off again: sites check it.
             np.clip(step, -edge, edge, out=step)
             moved[name] = current[name] + np.float32(settings.server_rate) * step

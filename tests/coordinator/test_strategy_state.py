@@ -28,6 +28,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test registers is gone afterwards."""
+    monkeypatch.setattr(strategies, "_BUILT_IN", dict(strategies._BUILT_IN))
+
+
 class HeavyBall(FedAvg):
     """Momentum at the coordinator: m ← m/2 + mean, w ← w + m. It also counts its steps."""
 
@@ -42,10 +48,12 @@ class HeavyBall(FedAvg):
         return moved, State(values={"steps": state.values.get("steps", 0) + 1}, vectors=momentum)
 
 
-async def study(folder: Path, point: str = "") -> tuple[bytes, dict[str, Any], dict[str, list[float]]]:
+async def study(
+    folder: Path, point: str = "", strategy: str = "heavy-ball"
+) -> tuple[bytes, dict[str, Any], dict[str, list[float]]]:
     """The last model and what was remembered with it, of a study whose coordinator is killed at `point`."""
     strategies.register("heavy-ball", "tests.coordinator.test_strategy_state:HeavyBall")
-    fed = Federation(folder, SETTINGS)
+    fed = Federation(folder, {**SETTINGS, "strategy": {"name": strategy}})
     for name in fed.names:
         fed.start_node(name)
     if point:
@@ -70,6 +78,15 @@ def test_a_killed_coordinator_forgets_nothing_and_counts_nothing_twice(tmp_path:
         assert undisturbed[1] == {"steps": 3}
         assert any(value for vector in undisturbed[2].values() for value in vector)
         assert await study(tmp_path / "two", point) == undisturbed
+
+    asyncio.run(asyncio.wait_for(run(), 90))
+
+
+def test_adam_at_the_coordinator_goes_on_where_it_was(tmp_path: Path) -> None:
+    async def run() -> None:
+        undisturbed = await study(tmp_path / "one", strategy="fedopt")
+        assert {name.partition(": ")[2] for name in undisturbed[2]} == {"momentum", "variance"}
+        assert await study(tmp_path / "two", "before:commit_round", strategy="fedopt") == undisturbed
 
     asyncio.run(asyncio.wait_for(run(), 90))
 

@@ -60,9 +60,11 @@ def summary_here(*arguments: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("strategy", "has_global"),
     [
+        ("aifed", True),
         ("ditto", True),
         ("fedala", True),
         ("fedavg", True),
+        ("fedopt", True),
         ("fedper", False),
         ("fedprox", True),
         ("fedrep", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -108,7 +109,8 @@ class Curious(FedAvg):
 
 def execute(folder: Path, strategy: str, *, ship: bool = False, kind: RoundKind = RoundKind.TRAIN) -> Result:
     """A first round of breast-cancer at one of three sites."""
-    strategies.register(strategy, f"{__name__}:{strategy.capitalize()}")
+    if strategy not in strategies.known():
+        strategies.register(strategy, f"{__name__}:{strategy.capitalize()}")
     study = Study.parse({"task": {"name": "breast-cancer"}, "strategy": {"name": strategy, "epochs": 1}})
     write_atomically(folder / "study.json", study.canonical())
     layout, start = initial_blocks(tasks.create("breast-cancer", {}), study.study.seed)
@@ -134,6 +136,14 @@ def test_the_common_model_is_measured_beside_one_that_is_made_from_it_and_not_ke
     assert metrics.accuracy != metrics.global_accuracy
     assert load_arrays(tmp_path / "update")
     assert not (tmp_path / "personal").exists()
+
+
+def test_how_rich_labels_are_goes_to_the_weight_and_not_into_the_measurements(tmp_path: Path) -> None:
+    result = execute(tmp_path, "aifed")
+    assert 0.5 < result.richness < 1  # two classes, not quite equally many
+    assert Result.from_json(json.loads(result.to_json())) == result
+    assert execute(tmp_path, "aifed", kind=RoundKind.EVALUATE).richness == result.richness  # in every round the same
+    assert execute(tmp_path, "fedavg").richness == 1
 
 
 def test_what_leaves_is_finite_whatever_a_strategy_made_of_it(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from secure_fl.strategies.site import Site
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.tasks.base import LocalData, Split, TaskSettings
 from secure_fl.tasks.model_blocks import initial_blocks
+from tests.privacy.test_taint import planted, require_a_record_outside_all_samples_unseen
 from tests.protect.rosters import study
 from tests.strategies.test_fedasa import Tower
 
@@ -241,7 +242,7 @@ def test_almu_sends_the_layers_with_rc_of_at_least_at() -> None:
     assert score[0] is not None
     assert score[1] is not None
     assert least == pytest.approx(
-        threshold(alpha_round=0.05, version=10, alpha_accuracy=1.0, gained=score[1] - score[0])
+        threshold(alpha_round=0.3, version=10, alpha_accuracy=1.0, gained=score[1] - score[0])
     )
 
 
@@ -314,6 +315,20 @@ def test_the_papers_gate_is_refused_under_noise() -> None:
     study(strategy={"name": "aifed", "gating": "rank"}, protection=kind, privacy=private).check()
     with pytest.raises(SettingsError, match="does not say what shapes its update"):
         study(strategy={"name": "aifed", "gating": "site"}, protection=kind, privacy=private).check()
+
+
+class Unrefused(aifed.AiFed):
+    """The paper's gate, as if it cost nothing under noise."""
+
+    def charged_epochs(self, number: int | None = None) -> int | None:
+        return self.settings.epochs
+
+
+def test_under_noise_the_papers_gate_would_show_a_record() -> None:
+    """Nobody has sampled the record, and still it decides which blocks leave. By rank it does not."""
+    with pytest.raises(AssertionError, match="which blocks leave depends on the record"):
+        require_a_record_outside_all_samples_unseen(planted(Unrefused, gating="site", full_every=0))
+    require_a_record_outside_all_samples_unseen(planted(aifed.AiFed, gating="rank", full_every=0))
 
 
 # --- what a site counts by --------------------------------------------------------------------------------------

@@ -77,6 +77,15 @@ def test_sites_accept_every_step_whatever_the_means_are(
         current = after
 
 
+def test_numbers_too_small_to_be_squared_do_not_make_a_large_step() -> None:
+    """Δ² is 0 in float32, so that nothing but τ is left below m: without the cut the step would be 10,000·η."""
+    strategy = create(tau=1e-30)
+    current = {"layer": np.zeros(2, np.float32)}
+    after, _ = strategy.step(current, opened(1e-25, -1e-25), State())
+    require_step(current, after, LAYOUT, largest=strategy.largest_step(1.0))
+    assert after["layer"][0] > 0
+
+
 def test_the_bound_is_nearly_reached_and_no_larger_than_needed() -> None:
     """Means in proportion to (β1/β2)^(t−i) are where Cauchy and Schwarz have an equality."""
     strategy = create(server_rate=1.0)

@@ -217,7 +217,7 @@ def aggregate(**means: list[float]) -> Aggregate:
     return Aggregate({name: BlockMean(mean=np.array(mean, np.float32), contributors=3) for name, mean in means.items()})
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", sorted({*EVERY} - {"fedopt"}))  # whose step is Adam's
 def test_a_step_adds_the_mean_and_keeps_what_was_not_opened(name: str) -> None:
     before = LAYOUT.digest(INITIAL)
     stepped, _ = create(name).step(INITIAL, aggregate(body=[0.5, -0.25]), State())
