@@ -43,7 +43,8 @@ def settled_fit(strategy: Strategy, site: Site) -> Blocks:
         )
     before = ChainMap(kept, dict(site.received), cast("dict[str, Vector]", site.initial))
     site.personal = {name: settled(vector, name, before) for name, vector in site.personal.items()}
-    return {name: settled(vector) for name, vector in update.items()}
+    # What a circle is not asked for stays here, also where training went astray or a strategy does not look.
+    return {name: settled(vector) for name, vector in update.items() if site.asked is None or name in site.asked}
 
 
 def settled(values: Vector, name: str = "", before: Mapping[str, Vector] | None = None) -> Vector:
