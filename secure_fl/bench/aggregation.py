@@ -23,8 +23,8 @@ import numpy as np
 
 from secure_fl import protect
 from secure_fl.aggregation import RequestKind
+from secure_fl.bench import baseline
 from secure_fl.bench.attempt import BLOCK, CLIP, UPLOAD, Cost, Runs
-from secure_fl.bench.baseline import measure as tenseal_usual
 from secure_fl.blocks import BlockShape, Layout, TensorShape, Vector
 from secure_fl.errors import UsageError
 from secure_fl.identity.authority import Authority
@@ -32,10 +32,10 @@ from secure_fl.identity.certificates import TrustStore, utc_now
 from secure_fl.identity.member import Member
 from secure_fl.protect.cohort.minima import smallest_cohort
 from secure_fl.protect.contract import Protection, RoundContext
+from secure_fl.settings import require_known
 from secure_fl.study.circles import divide
 
 _COLLUDERS = 1
-BASELINES: Mapping[str, Callable[..., dict[str, Any]]] = {"tenseal": tenseal_usual}  # measured in the same run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,11 +172,11 @@ def run(
     repeat: int,
     note: Callable[[], None],
     combine: bool = False,
-    baseline: str = "",
+    baselines: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The JSON object of `secure-fl bench aggregation`."""
-    if baseline not in ("", *BASELINES):
-        raise UsageError(f"--baseline {baseline!r} is not known", advice=f"known: {', '.join(BASELINES)}")
+    for name in baselines:
+        require_known("baseline", name, baseline.USUAL)
     kind = RequestKind.COMBINE if combine else RequestKind.SUM
     resolved = {name: protect.create(name.partition("+")[0], {}, recovery=_recovers(name)) for name in protections}
     for name, protection in resolved.items():
@@ -188,9 +188,10 @@ def run(
             name: asdict(made.measure(protection, recovery=_recovers(name), repeat=repeat, note=note))
             for name, protection in resolved.items()
         }
-    told = {"nodes": nodes, "parameters": parameters, "dropouts": dropouts, "combine": combine, "protections": figures}
-    if baseline:
-        told["baseline"] = {baseline: BASELINES[baseline](parameters=parameters, repeat=repeat)}
+    told: dict[str, Any] = {"nodes": nodes, "parameters": parameters, "dropouts": dropouts, "combine": combine}
+    told["protections"] = figures
+    for name in baselines:
+        told.setdefault("baselines", {})[name] = baseline.measure(name, parameters=parameters, repeat=repeat)
         note()
     return told
 

@@ -1,13 +1,14 @@
-"""What a protection is compared with: homomorphic encryption as TenSEAL's own tutorials set it up.
+"""What a protection is compared with: homomorphic encryption as it is usually set up with TenSEAL.
 
-CKKS with N = 8192 and a modulus of 60 + 40 + 40 + 60 bits, encryption with the public key, every ciphertext whole. What
-is measured is what a node does to an update, what the coordinator does with each upload, and what whoever has the
-secret key does with the sum: nothing is signed, checked or hidden beyond that.
+CKKS with N = 8192, every ciphertext whole. What is measured is what a node does to an
+update, what the coordinator does with each upload, and what whoever has the secret key does with the sum: nothing is
+signed, checked or hidden beyond that.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,10 +17,24 @@ import numpy as np
 from secure_fl.blocks import Vector
 
 _DEGREE = 8192
-_MODULUS_BITS = (60, 40, 40, 60)
 _SCALE = 2.0**40
 _SLOTS = _DEGREE // 2
 MOST_PARAMETERS = 64 * _SLOTS  # 64 ciphertexts; beyond that every parameter costs the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One way to set CKKS up."""
+
+    modulus_bits: tuple[int, ...]  # of the primes in the modulus
+    symmetric: bool  # encryption with the secret key
+
+
+# TenSEAL's own tutorials, and what NVIDIA FLARE's provisioning (`HEBuilder`) does unless it is told otherwise.
+USUAL: Mapping[str, Setting] = {
+    "tenseal": Setting(modulus_bits=(60, 40, 40, 60), symmetric=False),
+    "flare": Setting(modulus_bits=(60, 40, 40), symmetric=True),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +49,17 @@ class BaselineFigures:
     max_error: float
 
 
-def measure(*, parameters: int, repeat: int) -> dict[str, Any]:
-    """The quickest of `repeat` runs, each of its three parts by itself."""
+def measure(name: str, *, parameters: int, repeat: int) -> dict[str, Any]:
+    """One of the usual settings: the quickest of `repeat` runs, each of its three parts by itself."""
     import tenseal
 
-    context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, _DEGREE, coeff_mod_bit_sizes=list(_MODULUS_BITS))
+    setting = USUAL[name]
+    context = tenseal.context(
+        tenseal.SCHEME_TYPE.CKKS,
+        _DEGREE,
+        coeff_mod_bit_sizes=list(setting.modulus_bits),
+        encryption_type=getattr(tenseal.ENCRYPTION_TYPE, "SYMMETRIC" if setting.symmetric else "ASYMMETRIC"),
+    )
     context.global_scale = _SCALE
     count = min(parameters, MOST_PARAMETERS)
     values: Vector = np.random.default_rng(0).uniform(-1, 1, count).astype(np.float32)  # test data, not secrets

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from secure_fl import protect
 from secure_fl.aggregation import RequestKind
+from secure_fl.cli.lists import listed
 
 
 def bench_aggregation(
@@ -23,8 +24,8 @@ def bench_aggregation(
     combine: Annotated[bool, typer.Option(help="Every node its own combination, instead of one sum.")] = False,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of each; the quickest counts.")] = 3,
     phases: Annotated[bool, typer.Option("--phases", help="Show what each phase costs.")] = False,
-    baseline: Annotated[
-        str, typer.Option(help="`tenseal`: also measure CKKS as TenSEAL's tutorials set it up, in the same run.")
+    baselines: Annotated[
+        str, typer.Option("--baseline", help="Also measure CKKS as usual, in the same run: tenseal, flare or both.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -35,7 +36,7 @@ def bench_aggregation(
     upload is in. Bytes are per parameter: "upload" what every node sends once, "up" and "down" all that is sent by
     and to the node with most of it, without the model itself.
 
-    Example: secure-fl bench aggregation --nodes 10 --parameters 1000000 --phases --baseline tenseal
+    Example: secure-fl bench aggregation --nodes 10 --parameters 1000000 --phases --baseline tenseal,flare
     """
     from secure_fl.bench import aggregation as bench  # late: other commands measure nothing
 
@@ -43,7 +44,7 @@ def bench_aggregation(
     able = tuple(name for name in protect.known() if protect.describe(name).serves(kind))
     chosen = tuple(name.strip() for name in protections.split(",")) if protections else able
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task("aggregating", total=repeat * len(chosen) + bool(baseline))
+        task = progress.add_task("aggregating", total=repeat * len(chosen) + len(listed(baselines)))
         result = bench.run(
             nodes=nodes,
             parameters=parameters,
@@ -51,7 +52,7 @@ def bench_aggregation(
             protections=chosen,
             repeat=repeat,
             combine=combine,
-            baseline=baseline,
+            baselines=listed(baselines),
             note=lambda: progress.advance(task),
         )
     if as_json:
@@ -63,7 +64,7 @@ def bench_aggregation(
     console.print(_whole(result))
     if phases:
         console.print(_phases(result))
-    for name, figures in result.get("baseline", {}).items():
+    for name, figures in result.get("baselines", {}).items():
         typer.echo(_compared(name, figures, result))
 
 
@@ -117,7 +118,7 @@ def _compared(name: str, figures: dict[str, Any], result: dict[str, Any]) -> str
         for protection, of in result["protections"].items()
     )
     return (
-        f"baseline {name} (CKKS as its tutorials set it up, {figures['measured_parameters']:,} parameters measured): "
+        f"baseline {name} (CKKS as usual with it, {figures['measured_parameters']:,} parameters measured): "
         f"a node {figures['seconds_encrypt']:.3f} s to encrypt ({times}), the hub {figures['seconds_add']:.3f} s for "
         f"each upload, {figures['seconds_decrypt']:.3f} s to decrypt; {figures['bytes_per_parameter']:.1f} bytes a "
         f"parameter, error {figures['max_error']:.1e}"

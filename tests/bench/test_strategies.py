@@ -45,7 +45,7 @@ def test_the_contract() -> None:
         assert phases["upload"]["bytes_up_max"] == figures["bytes_upload_per_node"] <= figures["bytes_up_per_node"]
         assert max(phase["bytes_down_max"] for phase in phases.values()) <= figures["bytes_down_per_node"]
         assert (phases["encode"]["nodes"], phases["upload"]["nodes"]) == (9, 8)
-    assert "baseline" not in told
+    assert "baselines" not in told
 
 
 def test_sixteen_bits_cost_less_than_three_bytes_a_parameter_and_memory_less_than_three_models() -> None:
