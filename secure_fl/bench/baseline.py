@@ -1,8 +1,8 @@
 """What a protection is compared with: homomorphic encryption as it is usually set up with TenSEAL.
 
-CKKS with N = 8192, every ciphertext whole. What is measured is what a node does to an
-update, what the coordinator does with each upload, and what whoever has the secret key does with the sum: nothing is
-signed, checked or hidden beyond that.
+CKKS with N = 8192, every ciphertext whole. What is measured is what a node does to an update, what the coordinator does
+with each upload, and what whoever has the secret key does with the sum: nothing is signed, checked or hidden beyond
+that.
 """
 
 from __future__ import annotations
