@@ -65,7 +65,7 @@ class CombineCoordinator(RowsCoordinator, EncryptedCoordinator):
         if not self._recompute:
             return say(body)
         needed = wanted(self._cohort, self._matrix.of, self._handled[name])
-        return say(body, bulk=b"".join(self._parts(self._sides.of(name), needed)))
+        return say(body, bulk=self._parts(self._sides.of(name), needed))
 
     def _accept_check(self, node: str, message: Message, _bulk: Bulk) -> None:
         vouched = [name for name in self._handled[node] if name != node] if self._recompute else []

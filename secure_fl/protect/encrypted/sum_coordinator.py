@@ -65,7 +65,7 @@ class SumCoordinator(EncryptedCoordinator):
         body = EncryptedCheck(commits=self._uploads.commits.values())
         if name not in self._openers or not self._recompute:
             return say(body)
-        return say(body, bulk=b"".join(self._parts(self._sides.of(name), self._opened)))
+        return say(body, bulk=self._parts(self._sides.of(name), self._opened))
 
     def _accept_check(self, node: str, message: Message, _bulk: Bulk) -> None:
         vouched = [""] if node in self._openers and self._recompute else []
