@@ -5,7 +5,7 @@ key         one site: verify everybody, make the attempt's key, seal it to each 
 upload      verify everybody, take the key, encrypt my values, sign both halves of what I send
 score       shares of distances between sketches, each sealed to its recipient       (where distances are opened)
 row         open my distances, weigh my peers, sign the row                          (combine)
-check       verify uploads and rows, run the guard, add up the half of my side, sign what came of it
+check       verify uploads and rows, run the guard, add up the half of my side, sign what I saw and what came of it
 open        take the other half's sum from somebody who added it up, decrypt         (sum: two sites)
 deliver     the same for my own combination                                          (combine: everybody)
 """

@@ -1,6 +1,8 @@
 """A node as an opener of sums: it adds one half of the uploads up itself, takes the other half's sum, and decrypts.
 
-Two openers, one of each side, make the same totals of the same uploads, or nothing is opened.
+Two openers, one of each side, make the same totals of the same uploads, or nothing is opened. Where a sum is opened of
+whoever is there, more than half of the sites have to say that they were shown the same uploads: nobody opens a second
+sum, whose difference from the first would show one site.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from secure_fl.protect.contract import Message
 from secure_fl.protect.encrypted.groups import group_values
 from secure_fl.protect.encrypted.party import EncryptedParty
 from secure_fl.protect.encrypted.sides import Side
-from secure_fl.protect.encrypted.statements import require_vouched, sign_vouch
+from secure_fl.protect.encrypted.statements import require_one_list, require_vouched, sign_vouch
 from secure_fl.protect.uploads.statements import Uploads
 from secure_fl.rpc.protect_encrypted_pb2 import EncryptedCheck, EncryptedOpened, EncryptedOpening, EncryptedVouches
 
@@ -33,22 +35,26 @@ class Opener:
         self._party = party
         self._recompute = recompute
         self._half = b""  # of its own side, of every group that is opened
+        self._checked = b""  # the digest of the uploads that it is of
 
     def check(self, message: Message) -> Message:
-        """Verify what is to be opened, remember it, and vouch for the half that this node added up itself."""
+        """Verify what is to be opened, remember it, and sign that; openers with the half that they added up."""
         party = self._party
         said = parse(EncryptedCheck, message.body)
         if said.rows or said.earlier:
             raise ProtectionError("a sum has no rows")
         uploads = party.uploads(said.commits)
         opened = self._released(uploads)
-        answer = EncryptedVouches()
-        if self._opens(uploads) and self._recompute:
+        digest = b""
+        if self._recompute and self._opens(uploads):
             self._half = self._added(message.bulk, uploads, opened)
+            self._checked = uploads.digest
             digest = hashlib.sha256(self._half).digest()
-            answer.vouches.append(sign_vouch(party.me, party.cohort, uploads.digest, side=party.side, half=digest))
         self._note(uploads, opened)
-        return say(answer)
+        if not self._recompute:
+            return say(EncryptedVouches())
+        vouch = sign_vouch(party.me, party.cohort, uploads.digest, side=party.side, half=digest)
+        return say(EncryptedVouches(vouches=[vouch]))
 
     def open(self, message: Message) -> Message:
         """Decrypt the sums; whoever has bodies says them, whoever has seeds says their digest."""
@@ -58,8 +64,8 @@ class Opener:
         if not self._opens(uploads):
             raise ProtectionError("others open this sum")
         opened = self._released(uploads)
-        self._note(uploads, opened)
         body, mask = self._halves(said, memoryview(message.bulk), uploads)
+        self._note(uploads, opened)
         totals = self._decrypted(body, mask, uploads, opened)
         answer = EncryptedOpened(totals=hashlib.sha256(totals).digest())
         return say(answer, bulk=totals if party.side is Side.BODIES else b"")
@@ -90,8 +96,10 @@ class Opener:
         if not self._recompute:
             size = len(bulk) // 2
             return bulk[:size], bulk[size:]
-        if len(bulk) != len(self._half):
-            raise ProtectionError("the other half has another length than this one")
+        if uploads.digest != self._checked or len(bulk) != len(self._half):
+            raise ProtectionError("the other half is of other uploads than those that this node added up")
+        if not party.context.whole:  # Of a circle there is one list only.
+            require_one_list(party.cohort, uploads.digest, said.vouches, sides=party.sides)
         other = party.side.other
         require_vouched(
             party.cohort,

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from secure_fl import settings as toml
 from secure_fl.aggregation import RequestKind
-from secure_fl.protect.cohort.signed import require_few
+from secure_fl.protect.cohort.signed import require_few, threshold
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, CombiningProtection
 from secure_fl.protect.contract import Contribution, CoordinatorHalf, Host, NodeHalf, RoundContext
 from secure_fl.protect.encrypted.combine_coordinator import CombineCoordinator
@@ -86,6 +86,10 @@ class Encrypted(CombiningProtection):
         replies = len(context.invited) * (8 * len(context.invited) + 1024)
         keys = len(context.invited) * (terms.chunk_bytes + 1024)
         return max(upload, TOTAL.itemsize * sum(values), replies, keys)
+
+    def quorum(self, nodes: int, *, colluders: int, min_cohort: int) -> int:
+        """Enough to agree on one list of uploads, and that there is somebody on each of the two sides."""
+        return max(min_cohort, threshold(nodes, max(1, colluders)))
 
     def require_room(self, kind: RequestKind, *, nodes: int, bits: int) -> None:
         """Parameters that hold every result exactly, and few enough nodes to seal the key to all of them."""

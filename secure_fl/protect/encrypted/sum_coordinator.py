@@ -44,14 +44,18 @@ class SumCoordinator(EncryptedCoordinator):
 
     @property
     def _missing_later(self) -> int:
+        """One of each side and, for the list of uploads, enough who were shown it."""
+        if self._phase == CHECK and not self._recompute:
+            return 0
         answered = self._said if self._phase == OPEN else self._vouches
         sides = {self._sides.of(name) for name in answered if name in self._openers}
-        return len(Side) - len(sides) if self._phase == OPEN or self._recompute else 0
+        checkers = 0 if self._phase == OPEN or self._context.whole else self._cohort.threshold - len(answered)
+        return max(len(Side) - len(sides), checkers)
 
     # --- check ------------------------------------------------------------------------------------------------
 
     def _ask_for_checks(self) -> Ask:
-        """In a circle openers only: everybody else knows already. Otherwise everybody, to remember who is in it."""
+        """In a circle openers only: everybody else knows already. Otherwise everybody, to agree on who is in it."""
         self._uploads = self._uploaded()
         self._openers = self._sides.openers(self._uploads.names, spare=not self._context.whole)
         if len({self._sides.of(name) for name in self._openers}) < len(Side):
@@ -68,14 +72,14 @@ class SumCoordinator(EncryptedCoordinator):
         return say(body, bulk=self._parts(self._sides.of(name), self._opened))
 
     def _accept_check(self, node: str, message: Message, _bulk: Bulk) -> None:
-        vouched = [""] if node in self._openers and self._recompute else []
-        self._take_vouches(node, message, self._uploads.digest, vouched)
+        self._take_vouches(node, message, self._uploads.digest, [""] if self._recompute else [])
 
     # --- open -------------------------------------------------------------------------------------------------
 
     def _ask_to_open(self) -> Ask:
-        if self._missing_later:
-            raise CohortTooSmallError(have=len(Side) - self._missing_later, need=len(Side), what="openers")
+        if missing := self._missing_later:
+            have = len(self._vouches)
+            raise CohortTooSmallError(have=have, need=have + missing, what="checkers")
         self._halves = {
             side: b"".join(self._sum(side, group, dict.fromkeys(names, 1)) for group, names in self._opened)
             for side in Side

@@ -75,11 +75,12 @@ class Uploader(Advertiser):
 
     def _take_key(self, said: EncryptedStart) -> None:
         party = self._party
-        maker = party.sides.key_maker
+        maker, key = party.sides.key_maker, party.key
         if party.name != maker:
-            party.key = Key.read(party.scheme, party.unseal(said.sealed, maker, purpose=KEY_PURPOSE))
-        if party.key is None or party.key.id != said.key_id:
+            key = Key.read(party.scheme, party.unseal(said.sealed, maker, purpose=KEY_PURPOSE))
+        if key is None or key.id != said.key_id:
             raise ProtectionError("the attempt's key is not the one that the others are given")
+        party.key = key
 
     def _encrypted(self, groups: tuple[EncryptedGroup, ...]) -> tuple[memoryview, list[bytes]]:
         """The upload and, for each group, the digests of its bodies and of its seeds."""
