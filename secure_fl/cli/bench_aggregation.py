@@ -15,6 +15,8 @@ from secure_fl import protect
 from secure_fl.aggregation import RequestKind
 from secure_fl.cli.lists import listed
 
+_WIDTH = 100  # A line that a terminal breaks is better than one whose digits are cut off.
+
 
 def bench_aggregation(
     nodes: Annotated[int, typer.Option(min=3, max=256, help="How many take part.")] = 10,
@@ -61,6 +63,7 @@ def bench_aggregation(
     what = "a combination each" if combine else "sums"
     typer.echo(f"{nodes} nodes × {parameters:,} parameters, {dropouts} dropouts, {what}")
     console = Console()
+    console.width = max(console.width, _WIDTH)
     console.print(_whole(result))
     if phases:
         console.print(_phases(result))
@@ -69,7 +72,7 @@ def bench_aggregation(
 
 
 def _table(*heads: str) -> Table:
-    """Narrow enough for a terminal of 80 columns."""
+    """Narrow enough for a terminal of 80 columns, but for long names."""
     columns = (Column(head, no_wrap=True, justify="right" if head else "left") for head in heads)
     return Table(*columns, box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
 
