@@ -107,7 +107,8 @@ class SumCoordinator(EncryptedCoordinator):
             raise CohortTooSmallError(have=len(self._said), need=len(Side), what="openers")
         if len(set(self._said.values())) != 1:
             raise ProtectionError("the sites that opened the sum do not agree: it is void")
-        totals = np.frombuffer(self._totals.read(0, self._totals.size), TOTAL)
+        # A copy that may be written to: circles' sums are added up in place.
+        totals = np.frombuffer(self._totals.read(0, self._totals.size), TOTAL).astype(np.int32)
         blocks: dict[str, BlockSum] = {}
         start = 0
         for group, names in self._opened:
