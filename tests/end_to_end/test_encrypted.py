@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from secure_fl.identity.authority import Authority
 from secure_fl.results.record import StudyRecord
 from secure_fl.rounds import RoundKind
 from tests.end_to_end.test_sealed import check_combinations
@@ -21,7 +22,7 @@ from tests.faults.test_kill import wait_for
 from tests.support.federation import Federation
 from tests.support.processes import Processes
 
-ROUNDS = {"deadline": 60, "phase_deadline": 30, "gather": 15}
+ROUNDS = {"deadline": 60, "phase_deadline": 30, "gather": 60}
 CIRCLES: dict[str, Any] = {
     "protection": {"kind": "encrypted", "recovery": False},
     "task": {"name": "tests.support.task:Line"},
@@ -33,16 +34,18 @@ PLACES = (
     "advertise@any", "key@maker", "upload@maker", "upload@seeds", "upload@plain", "check@maker", "check@seeds",
     "open@maker", "open@seeds",
 )  # fmt: skip
+SPARE = ("upload@bodies", "check@bodies", "check@plain", "open@bodies")  # whom a circle does not have, or does not ask
 
 
 class Killer:
     """Starts a federation whose nodes stop at places of a list, one after the other, and kills whoever did."""
 
-    def __init__(self, fed: Processes, folder: Path, stops: list[str]) -> None:
+    def __init__(self, fed: Processes, folder: Path, stops: list[str], **environment: str) -> None:
         self._fed = fed
         self._marks = folder / "marks"
         self._marks.mkdir()
-        self._environment = {"SECURE_FL_TEST_STOPS": " ".join(stops), "SECURE_FL_TEST_MARKS": str(self._marks)}
+        stopping = {"SECURE_FL_TEST_STOPS": " ".join(stops), "SECURE_FL_TEST_MARKS": str(self._marks)}
+        self._environment = {**stopping, **environment}
 
     def start(self) -> None:
         """The coordinator and every node."""
@@ -50,11 +53,15 @@ class Killer:
         for name in self._fed.names:
             self._fed.start_node(name, **self._environment)
 
-    def kill(self, number: int, *, returns: bool = True, coordinator: bool = False) -> str:
-        """Kill −9 whoever stops at the place with this number, and perhaps the coordinator with it; says who it was."""
+    def stopped(self, number: int) -> str:
+        """Who stops at the place with this number, once somebody does."""
         mark = self._marks / str(number)
         wait_for(mark)
-        victim = mark.read_text()
+        return mark.read_text()
+
+    def kill(self, number: int, *, returns: bool = True, coordinator: bool = False) -> str:
+        """Kill −9 whoever stops at the place with this number, and perhaps the coordinator with it; says who it was."""
+        victim = self.stopped(number)
         self._fed.kill(victim)
         if coordinator:
             self._fed.kill("coordinator")
@@ -122,3 +129,115 @@ def test_who_does_not_come_back_is_done_without(tmp_path: Path) -> None:
         # Who was killed after it had uploaded is in the sum of that round, and in no later one.
         missing = [set(fed.names) - set(entry.cohort) for entry in record.rounds]
         assert missing == [set(gone[:1]), set(gone[:1]), set(gone[:2]), set(gone)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("coordinator", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_circle_and_who_comes_back(tmp_path: Path, place: str, coordinator: bool) -> None:
+    settings = {**CIRCLES, "study": {"rounds": 2}}
+    with Processes(tmp_path / "run", settings, nodes=8) as fed:
+        killer = Killer(fed, tmp_path, [f"1/{place}"])
+        killer.start()
+        killer.kill(0, coordinator=coordinator)
+        record = fed.finish(seconds=120)
+        assert trained(record) == [1, 2]
+        assert all(entry.cohort == fed.names for entry in record.rounds)
+        assert model(fed) == calm_model(tmp_path / "calm", settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_a_circle_and_who_does_not(tmp_path: Path, place: str) -> None:
+    """Its circle is over; the other one goes on."""
+    settings = {**CIRCLES, "study": {"rounds": 2}, "rounds": {**ROUNDS, "gather": 25}}
+    with Processes(tmp_path / "run", settings, nodes=8, grace=2.0) as fed:
+        killer = Killer(fed, tmp_path, [f"1/{place}"])
+        killer.start()
+        victim = killer.kill(0, returns=False)
+        record = fed.finish(seconds=150)
+        assert trained(record) == [1, 2]
+        others = next(circle for circle in fed.workspace.study.circles() if victim not in circle)
+        assert all(entry.cohort == others for entry in record.rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("place", [*PLACES, *SPARE])
+def test_whoever_is_there_and_who_is_killed(tmp_path: Path, place: str, returns: bool) -> None:
+    """Alone, for good; or together with the coordinator, and both come back."""
+    settings = {**GATHERED, "study": {"rounds": 2}}
+    with Processes(tmp_path / "run", settings, nodes=8, grace=8.0 if returns else 2.0) as fed:
+        killer = Killer(fed, tmp_path, [f"1/{place}"])
+        killer.start()
+        victim = killer.kill(0, returns=returns, coordinator=returns)
+        record = fed.finish(seconds=150)
+        assert trained(record) == [1, 2]
+        first, second, _ = record.rounds
+        phase = place.partition("@")[0]
+        # Only without a key there is nothing to go on with. Who is back before that takes part.
+        assert first.attempts == (2 if phase == "key" else 1)
+        uploaded = phase in ("check", "open") or (returns and phase in ("advertise", "key"))
+        assert set(fed.names) - set(first.cohort) == (set() if uploaded else {victim})
+        assert set(fed.names) - set(second.cohort) == (set() if returns else {victim})
+
+
+@pytest.mark.parametrize("recovery", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_site_that_is_revoked_gets_no_later_key(tmp_path: Path, recovery: bool) -> None:
+    """It has the key of the attempt in which it is revoked, goes on running, and is given no other."""
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    settings = {**(GATHERED if recovery else CIRCLES), "study": {"rounds": 3}, "rounds": {**ROUNDS, "gather": 15}}
+    with Processes(tmp_path / "run", settings, nodes=5 if recovery else 8, grace=2.0) as fed:
+        killer = Killer(fed, tmp_path, ["2/upload@plain"], SECURE_FL_TEST_KEYS=str(keys))
+        killer.start()
+        revoked = killer.stopped(0)
+        Authority.open(fed.workspace.folder / "pki").revoke(revoked)
+        record = fed.finish(seconds=120)
+        assert trained(record) == [1, 2, 3]
+        circle = next((circle for circle in fed.workspace.study.circles() if revoked in circle), (revoked,))
+        others = tuple(name for name in fed.names if name not in circle)
+        assert [entry.cohort for entry in record.rounds] == [fed.names, others, others, others]
+        given = {path.stem: path.read_bytes() for path in keys.glob("*.key")}
+        mine = {key for name, key in given.items() if name.startswith(revoked)}
+        later = {key for name, key in given.items() if name.split("-")[2] in ("3", "4")}
+        assert len(mine) == 2
+        assert len(later) == 2
+        assert not mine & later
+
+
+COMBINE: dict[str, Any] = {
+    **GATHERED,
+    "study": {"rounds": 1},
+    "strategy": {"name": "fedamp", "more_comparisons": True},  # The test's model is too small to be compared otherwise.
+}
+
+
+def test_combinations_are_right_whoever_is_killed(tmp_path: Path) -> None:
+    """One that never uploads, one that does not check, one that does not take what it asked for: in three phases."""
+    with Processes(tmp_path / "run", COMBINE, nodes=8, grace=2.0) as fed:
+        killer = Killer(fed, tmp_path, ["1/upload@plain", "1/check@any", "1/deliver@any"])
+        killer.start()
+        gone = [killer.kill(number, returns=number == 1) for number in range(3)]
+        record = fed.finish(seconds=120)
+        assert (record.outcome, record.rounds[0].attempts) == ("finished", 1)
+        uploaded = tuple(name for name in fed.names if name != gone[0])
+        assert record.rounds[0].cohort == uploaded
+        # Who was killed has no key any more, and keeps its own model, whether it comes back or not.
+        assert check_combinations(fed, record, tmp_path, noise=0.0) == set(uploaded) - set(gone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("phase", ["advertise", "key", "upload", "score", "row", "check", "deliver"])
+def test_combinations_are_right_in_every_phase(tmp_path: Path, phase: str, returns: bool) -> None:
+    with Processes(tmp_path / "run", COMBINE, nodes=8, grace=8.0 if returns else 2.0) as fed:
+        killer = Killer(fed, tmp_path, [f"1/{phase}@any"])
+        killer.start()
+        victim = killer.kill(0, returns=returns, coordinator=returns)
+        record = fed.finish(seconds=150)
+        assert (record.outcome, record.rounds[0].attempts) == ("finished", 2 if phase == "key" else 1)
+        back = returns and phase in ("advertise", "key")
+        uploaded = set(fed.names) - (set() if back or phase in ("score", "row", "check", "deliver") else {victim})
+        assert set(record.rounds[0].cohort) == uploaded
+        assert check_combinations(fed, record, tmp_path, noise=0.0) == (uploaded if back else uploaded - {victim})

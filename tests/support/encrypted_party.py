@@ -35,9 +35,7 @@ class WatchedEncrypted(Encrypted):
         self, context: RoundContext, contribution: CombineContribution, host: CombineHost
     ) -> CombiningNodeHalf:
         """The node half, wrapped."""
-        return _WatchedRecipient(
-            EncryptedCombiningNode(context, contribution, host, recompute=self.settings.recompute)
-        )
+        return _WatchedRecipient(EncryptedCombiningNode(context, contribution, host, recompute=self.settings.recompute))
 
 
 class _Watched:
