@@ -51,7 +51,7 @@ class Policy:
         if study.protection.kind not in policy.protections:
             raise RefusedError(
                 f"protection {study.protection.kind!r} is not allowed by [policy] protections",
-                advice="`secure-fl study show` says who could read what under it; add it there only if this site agrees",
+                advice="`secure-fl study show` says who could read what; add it only if this site agrees",
             )
         if policy.strategies and study.strategy.name not in policy.strategies:
             raise RefusedError(f"strategy {study.strategy.name!r} is not allowed by [policy] strategies")

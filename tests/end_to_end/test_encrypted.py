@@ -1,9 +1,9 @@
 """`encrypted` among real processes: whoever is killed in whatever phase and role, the study ends with the right model.
 
-Roles follow from an attempt's transcript, so nobody knows them beforehand: the first member that comes by a place in the
-right role stops there, and is killed. The key maker is also an opener, of bodies.
+Roles follow from an attempt's transcript, so nobody knows them beforehand: the first member that comes by a place in
+the right role stops there, and is killed. The key maker is also an opener, of bodies.
 
-    ./scripts/test -m slow tests/end_to_end/test_encrypted.py     # each phase and role on its own, with and without return
+    ./scripts/test -m slow tests/end_to_end/test_encrypted.py     # each phase and role on its own
 """
 
 from __future__ import annotations

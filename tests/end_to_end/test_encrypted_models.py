@@ -1,4 +1,4 @@
-"""`encrypted` changes who sees what and nothing else: every strategy makes the models that `none` makes, bit for bit."""
+"""`encrypted` changes who sees what and nothing else: every strategy makes the models of `none`, bit for bit."""
 
 from __future__ import annotations
 

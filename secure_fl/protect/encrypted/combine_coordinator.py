@@ -43,7 +43,7 @@ class CombineCoordinator(RowsCoordinator, EncryptedCoordinator):
 
     @property
     def _missing_later(self) -> int:
-        """Scores; and somebody who can be served. The others do not wait for a recipient, or a voucher, that is gone."""
+        """Scores; and somebody who can be served. Nobody waits for a recipient or a voucher that is gone."""
         if self._phase == SCORE:
             return self._missing_scores
         return int(self._phase == CHECK and not self._served_rows())
