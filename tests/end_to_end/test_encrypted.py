@@ -103,7 +103,7 @@ def test_who_is_killed_and_comes_back_changes_nothing(tmp_path: Path) -> None:
     rounds = 5
     stops = ["1/key@maker", "2/upload@plain", "3/check@seeds", "4/open@maker", "5/upload@maker"]
     settings = {**CIRCLES, "study": {"rounds": rounds}}
-    with Processes(tmp_path / "run", settings, nodes=8) as fed:
+    with Processes(tmp_path / "run", settings, nodes=8, grace=30.0) as fed:
         killer = Killer(fed, tmp_path, stops)
         killer.start()
         for number in range(len(stops)):
@@ -136,7 +136,7 @@ def test_who_does_not_come_back_is_done_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_circle_and_who_comes_back(tmp_path: Path, place: str, coordinator: bool) -> None:
     settings = {**CIRCLES, "study": {"rounds": 2}}
-    with Processes(tmp_path / "run", settings, nodes=8) as fed:
+    with Processes(tmp_path / "run", settings, nodes=8, grace=30.0) as fed:
         killer = Killer(fed, tmp_path, [f"1/{place}"])
         killer.start()
         killer.kill(0, coordinator=coordinator)
@@ -167,7 +167,7 @@ def test_a_circle_and_who_does_not(tmp_path: Path, place: str) -> None:
 def test_whoever_is_there_and_who_is_killed(tmp_path: Path, place: str, returns: bool) -> None:
     """Alone, for good; or together with the coordinator, and both come back."""
     settings = {**GATHERED, "study": {"rounds": 2}}
-    with Processes(tmp_path / "run", settings, nodes=8, grace=8.0 if returns else 2.0) as fed:
+    with Processes(tmp_path / "run", settings, nodes=8, grace=30.0 if returns else 2.0) as fed:
         killer = Killer(fed, tmp_path, [f"1/{place}"])
         killer.start()
         victim = killer.kill(0, returns=returns, coordinator=returns)
@@ -218,7 +218,7 @@ def test_combinations_are_right_whoever_is_killed(tmp_path: Path) -> None:
     with Processes(tmp_path / "run", COMBINE, nodes=8, grace=2.0) as fed:
         killer = Killer(fed, tmp_path, ["1/upload@plain", "1/check@any", "1/deliver@any"])
         killer.start()
-        gone = [killer.kill(number, returns=number == 1) for number in range(3)]
+        gone = [killer.kill(number, returns=number == 0) for number in range(3)]
         record = fed.finish(seconds=120)
         assert (record.outcome, record.rounds[0].attempts) == ("finished", 1)
         uploaded = tuple(name for name in fed.names if name != gone[0])
@@ -231,7 +231,7 @@ def test_combinations_are_right_whoever_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("phase", ["advertise", "key", "upload", "score", "row", "check", "deliver"])
 def test_combinations_are_right_in_every_phase(tmp_path: Path, phase: str, returns: bool) -> None:
-    with Processes(tmp_path / "run", COMBINE, nodes=8, grace=8.0 if returns else 2.0) as fed:
+    with Processes(tmp_path / "run", COMBINE, nodes=8, grace=30.0 if returns else 2.0) as fed:
         killer = Killer(fed, tmp_path, [f"1/{phase}@any"])
         killer.start()
         victim = killer.kill(0, returns=returns, coordinator=returns)
