@@ -116,8 +116,8 @@ def test_no_message_and_no_file_of_the_coordinator_has_the_key(
 
 @pytest.mark.parametrize(
     ("point", "occurrence"),
-    [("after:add_answer", 5), ("before:close_phase", 2), ("after:close_phase", 4), ("before:add_answer", 14)],
-    ids=["key", "key ends", "check ends", "open"],
+    [("after:add_answer", 5), ("before:add_answer", 14)],
+    ids=["key", "open"],
 )
 def test_a_coordinator_that_is_killed_goes_on_with_the_same_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, occurrence: int

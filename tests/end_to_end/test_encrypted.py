@@ -182,7 +182,8 @@ def test_whoever_is_there_and_who_is_killed(tmp_path: Path, place: str, returns:
         assert set(fed.names) - set(second.cohort) == (set() if returns else {victim})
 
 
-@pytest.mark.parametrize("recovery", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("recovery", [False, True])
 def test_a_site_that_is_revoked_gets_no_later_key(tmp_path: Path, recovery: bool) -> None:
     """It has the key of the attempt in which it is revoked, goes on running, and is given no other."""
     keys = tmp_path / "keys"

@@ -1,7 +1,9 @@
 """The key of an encrypted attempt is nowhere at the coordinator: not on its disk, not in its memory.
 
 The nodes of the test write their keys down, and the test looks for them while the coordinator has seen all that it ever
-sees, and when everything is over.
+sees, and when everything is over. `tests/coordinator/test_encrypted_rounds.py` looks at the wire.
+
+    ./scripts/test -m slow tests/end_to_end/test_encrypted_secrets.py
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def found(wanted: list[bytes], places: Iterator[bytes]) -> set[bytes]:
     return {one for place in places for one in wanted if one in place}
 
 
-@pytest.mark.parametrize("sealed", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sealed", [True, False])
 def test_the_coordinator_never_has_the_key(tmp_path: Path, sealed: bool) -> None:
     """Once as it is; and once without envelopes, when the same search finds it."""
     keys, marks = tmp_path / "keys", tmp_path / "marks"
