@@ -43,10 +43,10 @@ class CombineCoordinator(RowsCoordinator, EncryptedCoordinator):
 
     @property
     def _missing_later(self) -> int:
-        """Scores; and of the recipients' halves, those that nobody vouches for yet."""
+        """Scores; and somebody who can be served. Nobody waits for a recipient or a voucher that is gone."""
         if self._phase == SCORE:
             return self._missing_scores
-        return len(self._rows) - len(self._served_rows()) if self._phase == CHECK else 0
+        return int(self._phase == CHECK and not self._served_rows())
 
     # --- check ------------------------------------------------------------------------------------------------
 

@@ -44,11 +44,14 @@ class EncryptedCoordinator(UploadCoordinator):
 
     @property
     def missing(self) -> int:
-        """How many answers are worth waiting for: whoever makes the key and, of a circle, everybody."""
+        """How many answers are worth waiting for: of a circle everybody's.
+
+        Otherwise another attempt does without who is gone, and has another key maker.
+        """
         if self._phase == ADVERTISE:
             return self._gathering.missing
         if self._phase == KEY:
-            return int(self._keys is None)
+            return int(self._keys is None) if self._context.whole else 0
         if self._phase == UPLOAD:
             return len(self._context.invited) - len(self._commits) if self._context.whole else 0
         return self._missing_later
