@@ -25,10 +25,13 @@ class Gathering:
         self._listener = listener
         self._pulse = Pulse()
         self._missing: frozenset[str] = frozenset()
+        self._met: frozenset[str] = frozenset()  # since this process began
+        self._begun: float | None = None  # when the first round of this process did, by the loop's clock
         self._exhausted: frozenset[str] = frozenset()
 
     def changed(self) -> None:
         """A session came or went."""
+        self._met |= self._ready()
         self._pulse.beat()
 
     def vanished(self, nodes: set[str]) -> None:
@@ -62,11 +65,20 @@ class Gathering:
         return frozenset(circle) - self._ready()
 
     def look(self) -> None:
-        """Note who is missing at the end of a round, and who is back."""
-        self._missing = frozenset(self._resolved.study.study.roster) - self._ready()
+        """Note who is missing at the end of a round, and who is back.
+
+        Where the coordinator was restarted in mid-round, the round may end before sites have dialled again: whoever has
+        not been seen yet is missing only once it had the time.
+        """
+        now = asyncio.get_running_loop().time()
+        absent = frozenset(self._resolved.study.study.roster) - self._ready()
+        in_time = self._begun is not None and now < self._begun + self._resolved.study.rounds.gather
+        self._missing = absent & self._met if in_time else absent
 
     def announce(self) -> None:
-        """Say so, if a round of circles begins without somebody."""
+        """A round of circles begins: say so, if it does without somebody."""
+        if self._begun is None:
+            self._begun = asyncio.get_running_loop().time()
         roster, ready = self._resolved.study.study.roster, self._ready()
         if len(ready) < len(roster):
             self._tell(len(ready), minimum=self._resolved.study.min_cohort(RequestKind.SUM))

@@ -49,7 +49,10 @@ class Policy:
         if not study.study.initial:
             raise RefusedError("the study does not say which model it starts from")
         if study.protection.kind not in policy.protections:
-            raise RefusedError(f"protection {study.protection.kind!r} is not allowed by [policy] protections")
+            raise RefusedError(
+                f"protection {study.protection.kind!r} is not allowed by [policy] protections",
+                advice="`secure-fl study show` says who could read what; add it only if this site agrees",
+            )
         if policy.strategies and study.strategy.name not in policy.strategies:
             raise RefusedError(f"strategy {study.strategy.name!r} is not allowed by [policy] strategies")
         self.check_task(study)

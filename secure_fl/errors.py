@@ -376,6 +376,7 @@ class OverflowInvariantError(ProtectionError):
     """A sum could leave the fixed-point ring. Refused before anything is sent, never wrapped."""
 
     code = "OverflowInvariant"
+    exit_code = 3  # A command meets it in the settings of a study.
     advice = "lower protection.bits or the number of nodes"
 
 

@@ -37,7 +37,7 @@ from secure_fl.transport.wire import negotiate
 F = TypeVar("F", bound=PartyFile)
 Check: TypeAlias = tuple[str, Callable[[], str]]
 
-_PACKAGES = ("torch", "opacus", "cryptography", "tenseal", "grpcio", "protobuf")
+_PACKAGES = ("torch", "opacus", "cryptography", "tenseal", "zstandard", "grpcio", "protobuf")
 _ACCESS = "check that the user who runs this may read, and where it is state also write, what is there"
 _EXPIRY_DAYS = 30
 _GREET_SECONDS = 20.0

@@ -96,13 +96,13 @@ def _header(record: StudyRecord, summary: Mapping[str, Any], study: Study | None
         '<header>\n<p class="eyebrow">Study report</p>\n'
         f'<div class="title"><h1>{escape(record.study)}</h1>'
         f'<span class="badge {escape(record.outcome)}">{escape(record.outcome)}</span></div>\n'
-        f"{choices(settings)}\n{_tiles(record, summary, regression)}{_banners(record)}"
+        f"{choices(settings)}\n{_tiles(record, summary, regression)}{_banners(record, study)}"
         "</header>\n"
     )
 
 
-def _banners(record: StudyRecord) -> str:
-    parts = [_protection(record)]
+def _banners(record: StudyRecord, study: Study | None) -> str:
+    parts = [_protection(record, study)]
     if record.outcome == "aborted":
         reason = tables.plain_reason(record.reason) if record.reason else "No reason was recorded."
         parts.append(("bad", "The study ended before its last round", reason))
@@ -122,12 +122,13 @@ def _banners(record: StudyRecord) -> str:
     return "".join(f'<p class="banner {css}" role="note"><b>{title}</b>{text}</p>\n' for css, title, text in parts)
 
 
-def _protection(record: StudyRecord) -> tuple[str, str, str]:
-    """What the protection means, in its own first sentence."""
+def _protection(record: StudyRecord, study: Study | None) -> tuple[str, str, str]:
+    """What the protection means, in its own first sentence, as the study has set it."""
     if record.protection not in protect.known():
         title = f"Protection {escape(record.protection)}"
         return "", title, "The version that wrote this page does not know it and cannot say what it hides."
-    protection = protect.create(record.protection, {})
+    as_set = study is not None and study.protection.kind == record.protection
+    protection = study.make_protection() if study and as_set else protect.create(record.protection, {})
     kind = RequestKind.SUM if record.combinations_possible is None else RequestKind.COMBINE
     sentence = escape(protection.explain(kind)[0])
     if protection.coordinator_sees_updates:

@@ -17,7 +17,8 @@ from secure_fl.study.settings import Study
 
 FIELDS = {
     "seconds_total", "seconds_node_max", "seconds_coordinator", "bytes_up_per_node", "bytes_per_parameter", "max_error",
-    "exact", "peak_memory_bytes", "seconds_opening", "combinations_opened",
+    "exact", "peak_memory_bytes", "seconds_opening", "combinations_opened", "seconds_until_upload",
+    "bytes_upload_per_node", "bytes_down_per_node", "phases",
 }  # fmt: skip
 
 
@@ -30,13 +31,21 @@ def bench(*arguments: str) -> dict[str, Any]:
 def test_the_contract() -> None:
     told = bench("--nodes", "9", "--parameters", "20000", "--dropouts", "1", "--repeat", "2")
     assert (told["nodes"], told["parameters"], told["dropouts"]) == (9, 20000, 1)
-    assert told["protections"].keys() >= {"none", "masked", "sealed"}  # and what other tests registered
+    assert told["protections"].keys() >= {"none", "masked", "sealed", "encrypted"}  # and what other tests registered
     for figures in told["protections"].values():
         assert figures.keys() == FIELDS
         assert figures["exact"] is True
         # Stochastic rounding to 16 bits is off by less than one step; a step is the clip over 2¹⁵ − 1.
         assert 0 < figures["max_error"] < 1 / 32767
         assert figures["seconds_total"] >= figures["seconds_coordinator"] + figures["seconds_node_max"]
+        assert figures["seconds_until_upload"] <= figures["seconds_node_max"]
+        phases = figures["phases"]
+        spent = sum(phase["seconds_nodes"] + phase["seconds_coordinator"] for phase in phases.values())
+        assert spent == pytest.approx(figures["seconds_total"])
+        assert phases["upload"]["bytes_up_max"] == figures["bytes_upload_per_node"] <= figures["bytes_up_per_node"]
+        assert max(phase["bytes_down_max"] for phase in phases.values()) <= figures["bytes_down_per_node"]
+        assert (phases["encode"]["nodes"], phases["upload"]["nodes"]) == (9, 8)
+    assert "baselines" not in told
 
 
 def test_sixteen_bits_cost_less_than_three_bytes_a_parameter_and_memory_less_than_three_models() -> None:

@@ -169,7 +169,7 @@ def test_sites_select_their_own_domain_and_the_report_shows_whom(tmp_path: Path)
 
 def test_sites_share_as_deep_as_they_choose_and_protections_change_nothing(tmp_path: Path) -> None:
     summaries = {}
-    for protection in ("none", "masked", "sealed"):
+    for protection in ("none", "masked", "sealed", "encrypted"):
         summaries[protection] = summary_here(
             "--task", "bearings", "--strategy", "fedasa", "--protection", protection, "--engine", "threads",
             "--nodes", "4", "--rounds", "2", "--set", "simulation.partition=natural", "--set", "task.network=cells",
@@ -190,7 +190,8 @@ def test_sites_share_as_deep_as_they_choose_and_protections_change_nothing(tmp_p
         # Two bytes a value, in two rounds and with little around them.
         assert 0 <= node["bytes_up"] - 2 * 2 * sizes[depth] < 1500
         model = (folder / "model.safetensors").read_bytes()
-        for protection in ("masked", "sealed"):  # whose noise, with 16 bits and four sites, is rounded away
+        # The noise of `sealed`, with 16 bits and four sites, is rounded away; the others have none.
+        for protection in ("masked", "sealed", "encrypted"):
             assert model == (tmp_path / protection / "nodes" / node["name"] / "model.safetensors").read_bytes()
     assert len({summary["mean_accuracy"] for summary in summaries.values()}) == 1
     page = Path(str(summaries["masked"]["report"])).read_text()

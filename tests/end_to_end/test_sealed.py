@@ -57,7 +57,7 @@ def test_a_kill_in_every_phase_leaves_every_combination_right(tmp_path: Path, re
         assert served == set(uploaded) - gone
 
 
-def check_combinations(fed: Processes, record: StudyRecord, folder: Path) -> set[str]:
+def check_combinations(fed: Processes, record: StudyRecord, folder: Path, *, noise: float | None = None) -> set[str]:
     """Every opened combination is the one its node asked for, to within rounding and noise; returns whose there are."""
     study = fed.workspace.study
     task = tasks.create(study.task.name, study.task.settings)
@@ -65,16 +65,16 @@ def check_combinations(fed: Processes, record: StudyRecord, folder: Path) -> set
     uploaded = record.rounds[0].cohort
     updates = {name: update(name, layout.flatten(start), layout, folder) for name in uploaded}
     rows = wanted_rows(fed, uploaded)
-    terms = Terms.among(RequestKind.COMBINE, nodes=len(fed.names), bits=study.protection.bits)
+    if noise is None:
+        terms = Terms.among(RequestKind.COMBINE, nodes=len(fed.names), bits=study.protection.bits)
+        noise = terms.noise / terms.weight_sum
     step = 1 / study.codec().scale
     opened = set()
     for name in uploaded:
         path = fed.workspace.node_folder(name) / "studies" / study.id / "combination-1.safetensors"
         if path.exists():
             opened.add(name)
-            mixture(
-                load_arrays(path), layout, updates, rows[name], within=step * (1.01 + terms.noise / terms.weight_sum)
-            )
+            mixture(load_arrays(path), layout, updates, rows[name], within=step * (1.01 + noise))
     assert record.combinations_opened == len(opened)
     return opened
 

@@ -30,10 +30,14 @@ PHASES = {
     "masked+recovery": ("advertise", "share", "upload", "consistency", "unmask"),
     "sealed": ("advertise", "upload", "open"),
     "masked": ("advertise", "commit", "upload"),
+    "encrypted+recovery": ("advertise", "key", "upload", "check", "open"),
+    "encrypted": ("advertise", "key", "upload", "check", "open"),
 }
-CIRCLES = "masked"
-# Those of circles are in a file of their own: two processes share the work.
-ROWS = [(protection, phase) for protection, phases in PHASES.items() for phase in phases if protection != CIRCLES]
+CIRCLES = ("masked", "encrypted")
+# The others have files of their own: two processes share the work.
+ROWS = [
+    (name, phase) for name, phases in PHASES.items() for phase in phases if name not in CIRCLES and "encry" not in name
+]
 COLUMNS = (
     "node crash",
     "node hang",
@@ -45,7 +49,7 @@ COLUMNS = (
     "corrupt byte",
 )
 
-NODES = {protection: 8 if protection == CIRCLES else 4 for protection in PHASES}
+NODES = {protection: 8 if protection in CIRCLES else 4 for protection in PHASES}
 AT_ONCE = 4
 SECOND = 2  # Faults strike in the second round, when there is a committed one to lose.
 # What one site's silence costs where a phase has to run into its deadline.
@@ -73,14 +77,14 @@ class Variant:
 
 def _node_crash(protection: str, phase: str) -> list[Variant]:
     # Whoever comes back to its circle is in the same round, whatever phase it missed.
-    first = phase == PHASES[protection][0] or protection == CIRCLES
-    only = len(PHASES[protection]) == 1 or protection == CIRCLES
+    first = phase == PHASES[protection][0] or protection in CIRCLES
+    only = len(PHASES[protection]) == 1 or protection in CIRCLES
     return [
         Variant(name="on the announcement", kill_node=f"announce:{phase}", unchanged=first),
         Variant(name="before the upload", kill_node=f"before:{phase}", unchanged=first),
         Variant(name="before the receipt", kill_node=f"after:{phase}", unchanged=only),
         # A circle waits for a member until the round ends, with its deadline; others go on at once.
-        Variant(name="for good", kill_node=f"before:{phase}", returns=False, short=protection == CIRCLES),
+        Variant(name="for good", kill_node=f"before:{phase}", returns=False, short=protection in CIRCLES),
     ]
 
 
@@ -95,9 +99,10 @@ def _node_hang(_protection: str, phase: str) -> list[Variant]:
 def _coordinator_kill(protection: str, phase: str) -> list[Variant]:
     """Killed over and over in the same phase; every life counts its own transactions."""
     phases = PHASES[protection]
-    position = phases.index(phase)
+    before = [*phases, *phases[: phases.index(phase)]]  # the first round, and the second until this phase
+    mine = min(2, _answers(protection, phase))
     kills = [
-        ("before:add_answer", NODES[protection] * (len(phases) + position) + 2),
+        ("before:add_answer", sum(_answers(protection, earlier) for earlier in before) + mine),
         ("after:add_answer", 1),
         ("before:close_phase", 1),
         ("after:close_phase", 1),
@@ -152,7 +157,7 @@ def _delay(protection: str, phase: str) -> list[Variant]:
             name="an upload beyond the deadline",
             link=(late,),
             short=True,
-            expect=None if protection == CIRCLES else _echo_is_late,  # While a circle's round is open, it counts.
+            expect=None if protection in CIRCLES else _echo_is_late,  # While a circle's round is open, it counts.
         ),
         Variant(name="an announcement beyond the deadline", link=(told_late,), short=True),
     ]
@@ -192,11 +197,22 @@ def _for_too_many(protection: str, phase: str) -> dict[str, Variant]:
         "delay": _fault(DELAY, "tell", phase, ever_after=True, seconds=3.0),
         "corrupt byte": _fault(CORRUPT, "send", phase, ever_after=True, byte=SIGNATURE),
     }
-    ends = "finished" if protection == CIRCLES else "aborted: StudyAborted"
+    encrypted = protection.startswith("encrypted")
+    spared = encrypted and phase in ("check", "open")  # The other two open it.
+    ends = "finished" if protection in CIRCLES or spared else "aborted: StudyAborted"
+    victims = 1 if encrypted and phase == "key" else 2  # One makes the key, the same one whenever it is tried again.
     return {
-        column: Variant(name=f"{column} at two sites", link=(fault,), victims=2, short=True, ends=ends)
+        column: Variant(name=f"{column} at two sites", link=(fault,), victims=victims, short=True, ends=ends)
         for column, fault in lines.items()
     }
+
+
+def _answers(protection: str, phase: str) -> int:
+    """How many sites answer a phase: of an encrypted one, perhaps the key maker or the openers only."""
+    circles = 2 if protection in CIRCLES else 1
+    if not protection.startswith("encrypted") or phase in ("advertise", "upload"):
+        return NODES[protection]
+    return circles if phase == "key" else 4  # two openers in each of two circles, or two of either side
 
 
 def _parts(phase: str) -> tuple[int, ...]:
@@ -205,8 +221,9 @@ def _parts(phase: str) -> tuple[int, ...]:
 
 
 def _fetches(protection: str, phase: str) -> tuple[str, ...]:
-    """What a node downloads in this phase: the model in the first."""
-    return (phase,) if phase == PHASES[protection][0] else ()
+    """What a node downloads in this phase: the model in the first, and others' uploads where it adds them up."""
+    adds_up = protection.startswith("encrypted") and phase in ("check", "open")
+    return (phase,) if phase == PHASES[protection][0] or adds_up else ()
 
 
 def _fault(what: str, where: str, phase: str, *, number: int = SECOND, **fields: Any) -> LinkFault:
@@ -243,7 +260,7 @@ class Studies:
     def fresh(self, protection: str, *, short: bool = False) -> Federation:
         """A federation that has not run yet."""
         settings: dict[str, Any] = {
-            "protection": {"kind": protection.partition("+")[0], "recovery": protection != CIRCLES},
+            "protection": {"kind": protection.partition("+")[0], "recovery": protection not in CIRCLES},
             "task": {"name": "tests.support.task:Line", "width": 64},
             "rounds": SHORT if short else LONG,
         }
@@ -315,8 +332,8 @@ async def check(studies: Studies, protection: str, variant: Variant) -> Ending:
     assert all(len(record.cohort) >= fed.study.min_cohort(RequestKind.SUM) for record in end.records), label
     assert [record.number for record in end.records] == ([1, 2, 3] if end.state == "finished" else [1]), label
     # A circle's next attempt has the same integers; elsewhere it may have another cohort's.
-    told = [(0 if protection == CIRCLES else r.attempts, r.cohort) for r in end.records]
-    same = told == [(0 if protection == CIRCLES else r.attempts, r.cohort) for r in calm.records]
+    told = [(0 if protection in CIRCLES else r.attempts, r.cohort) for r in end.records]
+    same = told == [(0 if protection in CIRCLES else r.attempts, r.cohort) for r in calm.records]
     assert same or not variant.unchanged, label
     if same:
         # Nothing was lost and nothing counted twice: the same integers were summed, so the model is the same.

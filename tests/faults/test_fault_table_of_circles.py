@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.faults import test_fault_table as table
-from tests.faults.test_fault_table import CIRCLES, COLUMNS, PHASES, Rows, rows, studies
+from tests.faults.test_fault_table import COLUMNS, PHASES, Rows, rows, studies
 from tests.support.fault_table import FaultTable
 
 __all__ = ["rows", "studies"]
 
-ROWS = [(CIRCLES, phase) for phase in PHASES[CIRCLES]]
+ROWS = [("masked", phase) for phase in PHASES["masked"]]
 
 _several_chunks = table._several_chunks
 

@@ -149,7 +149,7 @@ def loaded_by(module: str) -> set[str]:
 def test_torch_and_the_like_are_loaded_only_where_somebody_trains(module: str) -> None:
     loaded = loaded_by(module)
     assert module in loaded
-    assert loaded & {"torch", "tenseal", "opacus", "sklearn", "scipy"} == set()
+    assert loaded & {"torch", "tenseal", "zstandard", "opacus", "sklearn", "scipy"} == set()
 
 
 @pytest.mark.parametrize("module", ["coordinator.main", "node.training.trainer", "secure_fl.tasks.bearings"])
@@ -157,7 +157,7 @@ def test_whoever_needs_torch_needs_little_else(module: str) -> None:
     loaded = loaded_by(module)
     assert {module, "torch"} <= loaded
     # torch imports its compiler with the first optimizer; there is no other way to have one.
-    assert loaded & {"tenseal", "opacus", "sklearn", "scipy", "torch._dynamo"} == set()
+    assert loaded & {"tenseal", "zstandard", "opacus", "sklearn", "scipy", "torch._dynamo"} == set()
 
 
 def test_a_strategy_is_known_without_torch() -> None:

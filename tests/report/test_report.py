@@ -287,6 +287,15 @@ def test_headline_tells_the_result() -> None:
         assert expected in text
 
 
+def test_the_protection_is_described_as_the_study_has_set_it() -> None:
+    record = study(protection="encrypted")
+    settings = {"study": {"name": "sepsis"}, "task": {"name": "digits"}}
+    trusting = Study.parse({**settings, "protection": {"kind": "encrypted", "recompute": False}})
+    assert "WHO COULD READ AN UPDATE: the coordinator alone" in Page(render(record, summary(record), trusting)).text
+    careful = Study.parse({**settings, "protection": {"kind": "encrypted"}})
+    assert "or two sites together. Nobody else" in Page(render(record, summary(record), careful)).text
+
+
 @pytest.mark.parametrize("protection", [*protect.known(), "from-another-version"])
 def test_the_protection_says_in_its_own_words_what_it_means(protection: str) -> None:
     record = study(protection=protection)

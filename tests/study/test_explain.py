@@ -27,6 +27,23 @@ def test_masked_is_the_default_and_says_who_learns_what() -> None:
     assert "A circle that misses a site waits for it" in explained
 
 
+@pytest.mark.parametrize(
+    ("settings", "readers"),
+    [
+        ({}, "the coordinator together with any one site, or two sites together. Nobody else:"),
+        ({"recompute": False}, "the coordinator alone, by calling one update a sum."),
+    ],
+)
+def test_who_could_read_an_encrypted_update_is_said_first(settings: dict[str, Any], readers: str) -> None:
+    (part,) = [
+        part
+        for part in explain(study(4, protection={"kind": "encrypted", **settings}))
+        if part.heading == "Who learns what (protection 'encrypted')"
+    ]
+    assert part.sentences[0].startswith(f"WHO COULD READ AN UPDATE: {readers}")
+    assert ("honest-coordinator" in " ".join(part.sentences)) is bool(settings)
+
+
 def test_circles_are_listed() -> None:
     parts = explain(study(10))
     sentences = " ".join(sentence for part in parts for sentence in part.sentences)

@@ -56,6 +56,12 @@ def test_every_built_in_strategy_passes(name: str) -> None:
     study(task=task, strategy={"name": name}, protection={"kind": kind}).check()
 
 
+@pytest.mark.parametrize("name", strategies.known())
+def test_encrypted_serves_every_strategy(name: str) -> None:
+    task = {"name": "bearings", "network": "cells"} if name == "fedasa" else {"name": "digits"}
+    study(task=task, strategy={"name": name}, protection={"kind": "encrypted"}).check()
+
+
 @pytest.mark.parametrize("name", COMBINING)
 def test_a_strategy_that_combines_is_refused_under_masks_with_the_reason(name: str) -> None:
     with pytest.raises(SettingsError, match="needs 'combine', which protection 'masked' does not serve") as caught:
@@ -117,6 +123,45 @@ def test_bits_that_could_overflow_the_ring_are_refused() -> None:
         study(0, protection={"bits": 24}).check(nodes=257)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "bits", "nodes", "refused"),
+    [
+        ("fedavg", 24, 255, ""),
+        ("fedamp", 22, 200, ""),
+        ("fedamp", 24, 60, ""),
+        ("fedamp", 23, 200, "23-bit values of 200 nodes, whose weights add up to 1024, .* at most 22 bits would$"),
+    ],
+)
+def test_what_no_ciphertext_holds_is_refused_with_the_numbers(
+    strategy: str, bits: int, nodes: int, refused: str
+) -> None:
+    among = study(0, strategy={"name": strategy}, protection={"kind": "encrypted", "bits": bits, "recovery": True})
+    if not refused:
+        among.check(nodes=nodes)
+        return
+    with pytest.raises(OverflowInvariantError, match=refused) as caught:
+        among.check(nodes=nodes)
+    assert "protection.bits" in caught.value.hint
+    assert caught.value.exit_code == SettingsError.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "exceptions"),
+    [
+        ({}, set()),
+        ({"recompute": True}, set()),
+        ({"recompute": False}, {"honest-coordinator"}),
+        ({"recovery": True}, {"changing-cohorts"}),
+        ({"recovery": True, "recompute": False}, {"changing-cohorts", "honest-coordinator"}),
+    ],
+)
+def test_what_sites_give_up_under_encrypted(settings: dict[str, Any], exceptions: set[str]) -> None:
+    among = study(8, protection={"kind": "encrypted", **settings}, metrics={"share": "none"})
+    among.check()
+    assert among.exceptions == exceptions
+    assert len(among.circles()) == (0 if "recovery" in settings else 2)
+
+
 PRIVATE = {"mode": "dp-sgd", "epsilon": 3.0, "delta": 1e-5}
 
 
@@ -146,7 +191,7 @@ def test_measurements_without_noise_are_an_exception_of_private_studies() -> Non
     assert PLAIN_METRICS not in study().exceptions
 
 
-@pytest.mark.parametrize("kind", ["masked", "sealed"])
+@pytest.mark.parametrize("kind", ["masked", "sealed", "encrypted"])
 def test_more_sites_than_can_share_keys_are_refused_where_they_must(kind: str) -> None:
     study(0, protection={"kind": "none"}).check(nodes=500)
     among = study(0, protection={"kind": kind, "recovery": True})
@@ -157,7 +202,7 @@ def test_more_sites_than_can_share_keys_are_refused_where_they_must(kind: str) -
         study(0, protection={"kind": kind}).check(nodes=500)  # keys are shared within a circle
 
 
-@pytest.mark.parametrize("kind", ["none", "sealed"])
+@pytest.mark.parametrize("kind", ["none", "sealed", "encrypted"])
 def test_more_comparisons_than_sites_allow_are_refused_unless_the_study_says_so(kind: str) -> None:
     few = {"task": {"name": "breast-cancer"}, "protection": {"kind": kind}}
     with pytest.raises(SettingsError, match=r"^1 comparisons of 530 numbers, .* 0 times$") as caught:

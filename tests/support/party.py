@@ -1,7 +1,7 @@
 """`python -m tests.support.party coordinator|node FILE …`: the real process, with test protections registered.
 
-With SECURE_FL_TEST_PAUSE=<phase> a node stops dead in that phase, once, after leaving a marker file. With
-SECURE_FL_TEST_ON_LOOP what should leave the event loop stays on it.
+With SECURE_FL_TEST_PAUSE=<phase> a node stops dead in that phase, once, after leaving a marker file; `encrypted_party`
+says how one does under `encrypted`. With SECURE_FL_TEST_ON_LOOP what should leave the event loop stays on it.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ def main() -> int:
     protect.register("double", "tests.support.party:PausingPad")
     protect.register("masked", "tests.support.party:PausingMasked", recovering="tests.support.party:PausingRecovery")
     protect.register("sealed", "tests.support.party:PausingSealed")
+    protect.register("encrypted", "tests.support.encrypted_party:WatchedEncrypted")
     if os.environ.get("SECURE_FL_TEST_ON_LOOP"):
         vars(asyncio)["to_thread"] = _on_the_loop
     role, *arguments = sys.argv[1:]

@@ -34,8 +34,17 @@ def free_port() -> int:
 class Processes:
     """One coordinator and its nodes as child processes; use as a context manager."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any], *, nodes: int = 4, training: str = "fake") -> None:
-        self._training = training  # "fake" spares every node the seconds that importing torch takes
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, Any],
+        *,
+        nodes: int = 4,
+        training: str = "fake",  # spares every node the seconds that importing torch takes
+        grace: float = 8.0,
+    ) -> None:
+        self._training = training
+        self._grace = grace  # how long the coordinator waits for a node that vanished
         table = {
             "study": {"rounds": 2},
             "task": {"name": "tests.support.task:Line"},
@@ -129,7 +138,7 @@ class Processes:
         path = self.workspace.coordinator_file
         table = read_toml(path)
         table["coordinator"]["address"] = f"127.0.0.1:{self.port}"
-        table["limits"] = {"heartbeat": 1.0, "grace": 8.0}
+        table["limits"] = {"heartbeat": 1.0, "grace": self._grace}
         path.write_bytes(tomli_w.dumps(table).encode())
 
     def _start(

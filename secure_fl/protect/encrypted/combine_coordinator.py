@@ -43,10 +43,10 @@ class CombineCoordinator(RowsCoordinator, EncryptedCoordinator):
 
     @property
     def _missing_later(self) -> int:
-        """Scores; and of the recipients' halves, those that nobody vouches for yet."""
+        """Scores; and somebody who can be served. Nobody waits for a recipient or a voucher that is gone."""
         if self._phase == SCORE:
             return self._missing_scores
-        return len(self._rows) - len(self._served_rows()) if self._phase == CHECK else 0
+        return int(self._phase == CHECK and not self._served_rows())
 
     # --- check ------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class CombineCoordinator(RowsCoordinator, EncryptedCoordinator):
         if not self._recompute:
             return say(body)
         needed = wanted(self._cohort, self._matrix.of, self._handled[name])
-        return say(body, bulk=b"".join(self._parts(self._sides.of(name), needed)))
+        return say(body, bulk=self._parts(self._sides.of(name), needed))
 
     def _accept_check(self, node: str, message: Message, _bulk: Bulk) -> None:
         vouched = [name for name in self._handled[node] if name != node] if self._recompute else []

@@ -7,7 +7,7 @@ both for those who must not see the parts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from secure_fl.errors import CohortTooSmallError, ProtectionError
 from secure_fl.messages import parse
@@ -15,7 +15,7 @@ from secure_fl.protect.bodies import say_bulky
 from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import Ask, Bulk, Message, RoundContext
 from secure_fl.protect.encrypted.coefficients import rows, widen
-from secure_fl.protect.encrypted.groups import encrypted_groups, group_values, key_id
+from secure_fl.protect.encrypted.groups import Part, encrypted_groups, group_values, key_id
 from secure_fl.protect.encrypted.phases import KEY
 from secure_fl.protect.encrypted.scheme import Scheme
 from secure_fl.protect.encrypted.sides import Side, Sides
@@ -44,11 +44,14 @@ class EncryptedCoordinator(UploadCoordinator):
 
     @property
     def missing(self) -> int:
-        """How many answers are worth waiting for: whoever makes the key and, of a circle, everybody."""
+        """How many answers are worth waiting for: of a circle everybody's.
+
+        Otherwise another attempt does without who is gone, and has another key maker.
+        """
         if self._phase == ADVERTISE:
             return self._gathering.missing
         if self._phase == KEY:
-            return int(self._keys is None)
+            return int(self._keys is None) if self._context.whole else 0
         if self._phase == UPLOAD:
             return len(self._context.invited) - len(self._commits) if self._context.whole else 0
         return self._missing_later
@@ -115,16 +118,22 @@ class EncryptedCoordinator(UploadCoordinator):
 
     # --- halves -----------------------------------------------------------------------------------------------
 
-    def _parts(self, side: Side, needed: Sequence[tuple[Group, Sequence[str]]]) -> Iterator[bytes]:
-        """One side's halves of these uploads, in order."""
-        for group, names in needed:
-            for name in names:
-                yield self._part(side, group, name)
+    def _parts(self, side: Side, needed: Sequence[tuple[Group, Sequence[str]]]) -> memoryview:
+        """One side's halves of these uploads, in order, and once in memory: it is a whole circle's."""
+        places = [(name, self._place(side, group, name)) for group, names in needed for name in names]
+        parts, position = memoryview(bytearray(sum(place.size for _, place in places))), 0
+        for name, place in places:
+            parts[position : position + place.size] = self._bulks[name].read(place.start, place.size)
+            position += place.size
+        return parts
 
     def _part(self, side: Side, group: Group, name: str) -> bytes:
+        place = self._place(side, group, name)
+        return self._bulks[name].read(place.start, place.size)
+
+    def _place(self, side: Side, group: Group, name: str) -> Part:
         groups = encrypted_groups(self._context, self._terms, self._cohort, name)
-        part = next(mine for mine in groups if mine.group == group).halves[side]
-        return self._bulks[name].read(part.start, part.size)
+        return next(mine for mine in groups if mine.group == group).halves[side]
 
     def _sum(self, side: Side, group: Group, weights: Mapping[str, int]) -> bytes:
         """Σ w·half of one group."""

@@ -25,6 +25,13 @@ from secure_fl.protect.release.history import OpenedRow
 from secure_fl.protect.uploads.phases import UPLOAD
 
 HONEST_COORDINATOR = "honest-coordinator"
+_READERS = (
+    "WHO COULD READ AN UPDATE: the coordinator together with any one site, or two sites together. Nobody else: "
+    "not the coordinator alone, and no site alone."
+)
+_READERS_IF_TRUSTED = (
+    "WHO COULD READ AN UPDATE: the coordinator alone, by calling one update a sum. No site alone could."
+)
 
 
 class EncryptedSettings(toml.Settings):
@@ -91,27 +98,25 @@ class Encrypted(CombiningProtection):
 
     def explain(self, kind: RequestKind) -> tuple[str, ...]:
         """What each party learns."""
+        recompute = self.settings.recompute
         sums = (
             "The coordinator receives each update encrypted under a key that it never has. Two sites decrypt the sum, "
-            "and the coordinator learns it once both say the same.",
+            "and the coordinator learns it once both say the same."
         )
         combinations = (
             "The coordinator combines updates that it cannot read. It sees who weighs whom how much, and opens "
-            "nothing. Each site decrypts its own combination.",
+            "nothing. Each site decrypts its own combination."
         )
-        checked = (
-            "Before a site decrypts, it has added the signed uploads up, or has it from a site that did.",
-            "WHO COULD READ AN UPDATE: the coordinator together with any one site, or two sites together. Nobody else: "
-            "not the coordinator alone, and no site alone.",
-        )
+        checked = "Before a site decrypts, it has added the signed uploads up, or has it from a site that did."
         trusting = (
             "EXCEPTION: sites decrypt what the coordinator says is a sum. A site has to agree: [policy] exceptions, "
-            f"{HONEST_COORDINATOR}.",
-            "WHO COULD READ AN UPDATE: the coordinator alone, by calling one update a sum. No site alone could.",
+            f"{HONEST_COORDINATOR}."
         )
         return (
-            *(sums if kind is RequestKind.SUM else combinations),
-            *(checked if self.settings.recompute else trusting),
+            # First, because the report shows this sentence alone.
+            _READERS if recompute else _READERS_IF_TRUSTED,
+            sums if kind is RequestKind.SUM else combinations,
+            checked if recompute else trusting,
             "The key is made by one site for one attempt, sealed to the others, and forgotten when the attempt is "
             "over. The coordinator sees which blocks each site holds.",
             "This holds round by round. If a site joins or leaves between two rounds, the difference of the two "

@@ -69,7 +69,7 @@ class SumCoordinator(EncryptedCoordinator):
         body = EncryptedCheck(commits=self._uploads.commits.values())
         if name not in self._openers or not self._recompute:
             return say(body)
-        return say(body, bulk=b"".join(self._parts(self._sides.of(name), self._opened)))
+        return say(body, bulk=self._parts(self._sides.of(name), self._opened))
 
     def _accept_check(self, node: str, message: Message, _bulk: Bulk) -> None:
         self._take_vouches(node, message, self._uploads.digest, [""] if self._recompute else [])
@@ -111,7 +111,8 @@ class SumCoordinator(EncryptedCoordinator):
             raise CohortTooSmallError(have=len(self._said), need=len(Side), what="openers")
         if len(set(self._said.values())) != 1:
             raise ProtectionError("the sites that opened the sum do not agree: it is void")
-        totals = np.frombuffer(self._totals.read(0, self._totals.size), TOTAL)
+        # A copy that may be written to: circles' sums are added up in place.
+        totals = np.frombuffer(self._totals.read(0, self._totals.size), TOTAL).astype(np.int32)
         blocks: dict[str, BlockSum] = {}
         start = 0
         for group, names in self._opened:

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.machine import RoundMachine
+from coordinator.merging import CircleSums
 from secure_fl.aggregation import RequestKind
+from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.errors import CohortTooSmallError
 from secure_fl.protect.combining import CombinationsSent, CombineContribution
 from secure_fl.protect.contract import Message, Opened, OpenedSums, RoundContext
@@ -103,6 +105,17 @@ def test_a_circle_opens_what_everybody_holds(case: tuple[RoundContext, Contribut
     found = {name: (b.total.tolist(), b.weight, b.contributors) for name, b in opened.blocks.items()}
     assert found == whole_sums(contributions)
     assert len(asked) == 2
+
+
+def test_sums_of_two_circles_are_added_up() -> None:
+    circles = (("n0", "n1", "n2", "n3", "n4"), ("n5", "n6", "n7", "n8", "n9"))
+    sums = CircleSums(FixedPoint(bits=16, clip=1.0), robust=False)
+    for circle in circles:
+        about = context(*circle, whole=True, protection=ENCRYPTED)
+        opened, _, _ = play(about, {name: contribution(64, body=[1, 2, 3], head=[4, 5]) for name in circle}, {})
+        assert isinstance(opened, OpenedSums)
+        sums.add(opened)
+    assert sums.total().blocks["body"].total.tolist() == [10, 20, 30]
 
 
 @pytest.mark.parametrize("phase", ["advertise", "upload"])
