@@ -117,7 +117,9 @@ class Policy:
             raise RefusedError("the round invites sites outside the roster, or not this one")
         if len(invited) < max(self._file.policy.min_cohort, study.min_cohort(RequestKind.SUM)):
             raise RefusedError("the round's cohort is too small")
-        if max(announcement.model.object.size, announcement.bulk.size) > self._file.policy.model_bytes:
+        # What comes beside a model may hold what every site uploaded, for this one to add up.
+        most = self._file.policy.model_bytes
+        if announcement.model.object.size > most or announcement.bulk.size > most * len(invited):
             raise RefusedError("the model is larger than [policy] model_bytes")
         _require_blocks(announcement)
         if announcement.payload.protection != resolved.protection_in(kind).name:

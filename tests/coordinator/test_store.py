@@ -27,7 +27,7 @@ def test_a_store_is_migrated_once_and_remembers(tmp_path: Path) -> None:
     again.close()
     with sqlite3.connect(tmp_path / "coordinator.sqlite") as raw:
         assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("0004",)]
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("0005",)]
 
 
 def test_a_store_of_the_first_version_goes_on(tmp_path: Path) -> None:
@@ -40,6 +40,7 @@ def test_a_store_of_the_first_version_goes_on(tmp_path: Path) -> None:
         raw.execute("ALTER TABLE models DROP COLUMN state")
         for column in ("owner", "owner_fingerprint"):
             raw.execute(f"ALTER TABLE studies DROP COLUMN {column}")
+        raw.execute("ALTER TABLE rounds DROP COLUMN asked")
         raw.execute("UPDATE alembic_version SET version_num = '0001'")
     upgraded = Store.in_folder(tmp_path)
     assert upgraded.open_attempts("s") == (ATTEMPT,)
