@@ -59,7 +59,7 @@ kind = "{protection}"{warning}
 colluders = 1              # how many sites may work together with the coordinator
 # bits = 16                # fixed-point width of every value; without it what suits the protection
 # clip = 1.0               # largest change of a parameter in one round; without it what suits the task
-# circles = "auto"         # or a list of lists of sites: whose updates are only ever opened together
+# circles = "auto"         # whose updates are only ever opened together: by name, "speed", or a list of lists of sites
 # recovery = false         # true: a sum of whoever is left, which tells on whoever left; each site has to agree
 # robust = "none"          # trimmed | median: a mean over circles that few lying sites hardly move
 # min_cohort = 3           # sites of a circle, and contributors behind anything opened; at least max(3, colluders + 2)
@@ -74,6 +74,7 @@ colluders = 1              # how many sites may work together with the coordinat
 # rationale = ""           # why this much: it stands in each site's audit
 
 [rounds]
+# mode = "sync"            # "buffered": circles do not wait for each other (docs/buffered.md)
 deadline = 600             # seconds for training
 phase_deadline = 60        # seconds for every later phase
 gather = 60                # seconds to wait for sites before a round

@@ -42,6 +42,7 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
                 f"{strategy.name!r} for {study.study.rounds} rounds among {_sites(study)}.",
                 f"It runs on the data set each site calls {study.task.dataset_id!r}; the study never names a path.",
                 f"Its hash, which a site approves, is {study.id}.",
+                *_buffered(study),
                 *_start(study),
                 f"The task's code here is {task_code(type(task)).text}. With the study a site approves the code it "
                 "has itself, and is asked again when that changes.",
@@ -72,6 +73,16 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
             heading="Differential privacy",
             sentences=_privacy(study, strategy, units),
         ),
+    )
+
+
+def _buffered(study: Study) -> tuple[str, ...]:
+    if not study.rounds.is_buffered:
+        return ()
+    return (
+        "Circles of sites do not wait for each other: each trains from the newest model when it is free, takes at most "
+        f"{study.study.rounds} turns, and is merged when its last site has uploaded. The study ends after "
+        f"{study.versions} versions of the model.",
     )
 
 

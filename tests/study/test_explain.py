@@ -121,3 +121,10 @@ def test_a_combination_is_explained_as_one() -> None:
     assert "Each site decides how much every other counts for it." in explained
     assert "Measurements (accuracy, loss) leave once, when the study ends" in explained
     assert "rounded to 20 bits" in explained
+
+
+def test_circles_that_do_not_wait_are_explained() -> None:
+    explained = text(study={"rounds": 7}, rounds={"mode": "buffered", "flushes": 9})
+    assert "takes at most 7 turns" in explained
+    assert "after 9 versions of the model" in explained
+    assert "do not wait" not in text()
