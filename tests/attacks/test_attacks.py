@@ -83,6 +83,7 @@ class EvilCoordinator:
         )  # fmt: skip
         if declared := changes.pop("declared", b""):
             body.declared.CopyFrom(reference(declared))
+        body.asked.extend(changes.pop("asked", ()))
         if payload := changes.pop("payload", None):
             body.payload.CopyFrom(payload)
         for name, value in changes.items():

@@ -52,6 +52,10 @@ def _more_blocks(message: pb.Declarations) -> None:
     message.declarations[0].blocks.append("z")
 
 
+def _faster(message: pb.Declarations) -> None:
+    message.declarations[0].pace = 1
+
+
 def _twice(message: pb.Declarations) -> None:
     message.declarations.append(message.declarations[-1])
 
@@ -62,7 +66,7 @@ def _backwards(message: pb.Declarations) -> None:
     message.declarations.extend([second, first])
 
 
-@pytest.mark.parametrize("forge", [_foreign, _other_study, _for_another, _more_blocks, _twice, _backwards])
+@pytest.mark.parametrize("forge", [_foreign, _other_study, _for_another, _more_blocks, _faster, _twice, _backwards])
 def test_a_forged_list_is_refused(forge: Callable[[pb.Declarations], None]) -> None:
     message = listed(a=["x"], b=["x"])
     read(message)

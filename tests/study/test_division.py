@@ -84,3 +84,18 @@ def test_hidden_membership_is_not_declared() -> None:
     )
     assert about.declares
     assert not hidden.declares
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(8, 14), st.data())
+def test_circles_by_speed_have_slow_sites_wait_for_slow_sites(sites: int, data: st.DataObject) -> None:
+    about = study(sites, circles="speed")
+    names = list(about.study.roster)
+    paces = data.draw(st.dictionaries(st.sampled_from(names), st.integers(0, 20)))
+    said = [make_declaration(about.id, member(name), CELLS, pace=pace) for name, pace in sorted(paces.items())]
+    division = Division(about)
+    division.settle(pb.Declarations(declarations=said).SerializeToString(deterministic=True))
+    assert sorted(site for circle in division.circles for site in circle) == names
+    absent = max(paces.values(), default=0) + 1
+    among = [[paces.get(site, absent) for site in circle] for circle in division.circles]
+    assert all(max(faster) <= min(slower) for faster, slower in pairwise(among))

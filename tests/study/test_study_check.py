@@ -238,3 +238,17 @@ def test_a_combine_survives_as_many_dropouts_fewer_as_may_collude() -> None:
     assert ten.spare(RequestKind.COMBINE, 4) == 0
     plain = study(10, strategy={"name": "fedamp"}, protection={"kind": "none"})
     assert plain.spare(RequestKind.COMBINE, 10) == 6
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"strategy": {"name": "fedamp"}}, "combines sites, which have to be there together"),
+        ({"protection": {"recovery": True}}, "one whole circle at a time"),
+        ({"protection": {"robust": "median"}}, "one whole circle at a time"),
+    ],
+)
+def test_what_needs_everybody_at_once_does_not_go_with_buffered_rounds(sections: dict[str, Any], message: str) -> None:
+    study(12, rounds={"mode": "buffered"}).check()
+    with pytest.raises(SettingsError, match=message):
+        study(12, rounds={"mode": "buffered"}, **sections).check()

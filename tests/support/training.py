@@ -69,6 +69,7 @@ class FakeTraining:
             }
             if self._poison is not None:
                 update = {name: vector * np.float32(self._poison(job)) for name, vector in update.items()}
+            update = {name: vector for name, vector in update.items() if not job.asked or name in job.asked}
             save_arrays(Path(job.update_to), update)
             if job.features_to:
                 save_arrays(Path(job.features_to), {FEATURES: features(job.me)})
