@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from secure_fl import protect
 from secure_fl.aggregation import RequestKind
-from secure_fl.cli import bench_privacy, bench_round
+from secure_fl.cli import bench_asynchronous, bench_privacy, bench_round
 from secure_fl.cli.lists import listed
 from secure_fl.errors import UsageError
 from secure_fl.settings import require_known, set_dotted
@@ -22,6 +22,7 @@ from secure_fl.settings import require_known, set_dotted
 app = typer.Typer(name="bench", help="Measure, so that numbers can be compared.", no_args_is_help=True)
 app.command("round")(bench_round.bench_round)
 app.command("privacy")(bench_privacy.bench_privacy)
+app.command("asynchronous")(bench_asynchronous.bench_asynchronous)
 
 
 @app.callback()
