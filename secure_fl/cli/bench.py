@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from secure_fl import protect
 from secure_fl.aggregation import RequestKind
-from secure_fl.cli import bench_aggregation, bench_privacy, bench_round
+from secure_fl.cli import bench_aggregation, bench_asynchronous, bench_privacy, bench_round
 from secure_fl.cli.lists import listed
 from secure_fl.errors import UsageError
 from secure_fl.settings import require_known, set_dotted
@@ -23,6 +23,7 @@ app = typer.Typer(name="bench", help="Measure, so that numbers can be compared."
 app.command("aggregation")(bench_aggregation.bench_aggregation)
 app.command("round")(bench_round.bench_round)
 app.command("privacy")(bench_privacy.bench_privacy)
+app.command("asynchronous")(bench_asynchronous.bench_asynchronous)
 
 
 @app.callback()

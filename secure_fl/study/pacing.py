@@ -31,7 +31,7 @@ class RoundsSection(Settings):
     flushes: int | None = Field(None, ge=1, le=1_000_000)
     buffer: int = Field(1, ge=1, le=512)
     flush_after: float | None = Field(None, gt=0, le=7 * 86400)
-    staleness: int = Field(32, ge=0, le=100_000)
+    staleness: int = Field(256, ge=0, le=100_000)  # so many that circles five times slower are not dropped
     # How an opened turn enters the model: an average of every circle's last model ("cache"), its change ("delta"), or
     # a step towards its model ("mix"); how much less it counts for each version that it is old; and a factor.
     merge: Literal["cache", "delta", "mix"] = "cache"
