@@ -40,7 +40,7 @@ class Publication:
     save_record: Callable[[], None]
 
     async def publish(self, number: int, kind: RoundKind, result: RoundResult) -> None:
-        """Make what a round opened the current model.
+        """13. Decode what a round opened, and let the strategy step.
 
         Raises `CohortTooSmallError` or `ProtectionError` where it makes no model.
         """
@@ -71,6 +71,7 @@ class Publication:
         roster: Sequence[str],
         alone: bool,
     ) -> None:
+        """14. Commit the round and its model in one transaction; then tell."""
         record = record_round(
             RoundFacts.of(
                 len(self.records) + 1, kind, result, metrics=decoded.metrics, blocks_kept=decoded.blocks_kept

@@ -135,7 +135,13 @@ class FaultyStore(Store):
         super().__init__(url)
         self.faults = faults
         self.dead = False
+        self.writing = 0  # transactions that have begun: a killed process has none that ends after its death
         self._lock = threading.Lock()  # Circles write from several threads.
+
+    def count(self, change: int) -> None:
+        """A transaction begins or ends."""
+        with self._lock:
+            self.writing += change
 
     def meet(self, point: str) -> None:
         """Die here if the faults say so, and for ever after: a killed process writes nothing more."""
@@ -149,9 +155,13 @@ def _faulty(name: str) -> Callable[..., Any]:
     method = getattr(Store, name)
 
     def call(self: FaultyStore, *args: Any, **kwargs: Any) -> Any:
-        self.meet(f"before:{name}")
-        result = method(self, *args, **kwargs)
-        self.meet(f"after:{name}")
+        self.count(1)
+        try:
+            self.meet(f"before:{name}")
+            result = method(self, *args, **kwargs)
+            self.meet(f"after:{name}")
+        finally:
+            self.count(-1)
         return result
 
     return call
@@ -246,6 +256,8 @@ class Federation:
         if store.dead:
             self.services[0] = None
             work.cancel()
+            while store.writing:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             raise Killed
         work.result()
 
