@@ -85,8 +85,13 @@ def sparkline(own: Series, mean: Series, *, low: float, high: float, text: Text)
 # --- bars -------------------------------------------------------------------------------------------------
 
 
-def bar_chart(frame: Frame, bars: Sequence[Bar], *, text: Callable[[float], str], label: str) -> str:
-    """One bar per round, up from the line and down from it on one scale. Some bar must not be empty."""
+def bar_chart(
+    frame: Frame, bars: Sequence[Bar], *, text: Callable[[float], str], label: str, across: str = "round"
+) -> str:
+    """One bar per round, or whatever stands `across`, up from the line and down from it on one scale.
+
+    Some bar must not be empty.
+    """
     above, below = max(bar.above for bar in bars), max(bar.below for bar in bars)
     step = nice_step(above + below, 6)
     left, right = frame.left + 6, frame.width - frame.right
@@ -107,7 +112,7 @@ def bar_chart(frame: Frame, bars: Sequence[Bar], *, text: Callable[[float], str]
                 f'<text class="tick mid" x="{middle:.1f}" y="{frame.height - frame.bottom + 18}">'
                 f"{escape(bar.tick)}</text>"
             )
-    parts.append(axis_title(frame, Scale(low=0, high=1, start=left, end=right), "round"))
+    parts.append(axis_title(frame, Scale(low=0, high=1, start=left, end=right), across))
     return svg(frame, label, "".join(parts))
 
 

@@ -19,6 +19,7 @@ from secure_fl.report.drawing import FRAMES, Series
 from secure_fl.report.noted import notes_section
 from secure_fl.report.selection import Rows, selection_section
 from secure_fl.report.text import DASH, count, decimal, duration, error_text, escape, number, percent, size
+from secure_fl.report.turns import turns_section
 from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import DEPLOYED
 from secure_fl.results.traces import Traces
@@ -60,6 +61,7 @@ def render(
         (
             _header(record, summary, study, regression=regression),
             _cohort_section(record),
+            turns_section(record),
             _model_section(record, regression=regression),
             selection_section(record, rows or {}),
             notes_section(notes or {}, study),

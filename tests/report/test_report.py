@@ -377,6 +377,29 @@ def test_circles_are_named_with_the_rounds_they_were_closed_in() -> None:
     assert "Circles:" not in render(record, summary(record))
 
 
+def test_turns_of_circles_are_drawn_and_counted() -> None:
+    record = study(rounds=2)
+    first, second = ("site-00", "site-01"), ("site-02", "site-03")
+    turns = (
+        CircleRound(members=first, opened=True, turn=1, base=0, staleness=0, seconds=1.0),
+        CircleRound(members=first, opened=True, turn=2, base=1, staleness=0, seconds=3.0),
+        CircleRound(members=second, opened=True, turn=1, base=0, staleness=2, seconds=9.0),
+    )
+    rounds = tuple(
+        replace(entry, number=number, kind=RoundKind.TRAIN, circles=(turn,))
+        for number, (entry, turn) in enumerate(zip(record.rounds, turns, strict=True), 1)
+    )
+    page = render(replace(record, rounds=rounds), summary(record))
+    Page(page)
+    assert [row[:1] + row[2:6] for row in rows(page, "Turns of each circle")] == [
+        ["1", "2", "67%", "0.0", "0"],
+        ["2", "1", "33%", "2.0", "2"],
+    ]
+    assert "version 3: turn 1 of circle 2, begun from version 0" in page
+    assert "1 turns were 2 versions old" in page
+    assert "Turns of circles" not in render(record, summary(record))
+
+
 def test_blocks_that_no_round_opened_are_said_at_the_top() -> None:
     record = study(rounds=2)
     kept = tuple(
