@@ -198,7 +198,7 @@ def _for_too_many(protection: str, phase: str) -> dict[str, Variant]:
         "corrupt byte": _fault(CORRUPT, "send", phase, ever_after=True, byte=SIGNATURE),
     }
     encrypted = protection.startswith("encrypted")
-    spared = encrypted and phase in ("check", "open")  # The other two open it.
+    spared = encrypted and phase == "open"  # The other two open what most have checked.
     ends = "finished" if protection in CIRCLES or spared else "aborted: StudyAborted"
     victims = 1 if encrypted and phase == "key" else 2  # One makes the key, the same one whenever it is tried again.
     return {
