@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class Giving:
             witness=self.services.witness,
             comparisons=self._comparisons(size),
         )
-        contribution = replace(self._contribution(blocks, weight, sketched), seconds=seconds)
+        contribution = replace(self._contribution(blocks, weight, sketched), seconds=self._told(seconds))
         return node_half(self.protection, self.context, contribution, host)
 
     def _contribution(self, blocks: dict[str, Integers], weight: int, sketched: Integers | None) -> Contribution:
@@ -65,6 +66,13 @@ class Giving:
             return Contribution(blocks=blocks, weight=weight)
         combining = Combining(self.services.me.name, self.resolved.strategy, self.store, self.context)
         return CombineContribution(blocks=blocks, weight=weight, attend=combining.attend, sketch=sketched)
+
+    def _told(self, seconds: float) -> float:
+        """How long training took, where the study asks for it: no more exactly than `answer_after` would show."""
+        if self.resolved.study.protection.circles != "speed":
+            return 0.0
+        every = self.services.file.policy.answer_after
+        return math.ceil(seconds / every) * every if every else seconds
 
     def _comparisons(self, features: int) -> SiteComparisons:
         file, study = self.services.file, self.resolved.study

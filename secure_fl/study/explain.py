@@ -132,18 +132,31 @@ def _not_covered(study: Study) -> tuple[str, ...]:
 _SHOWN_CIRCLES = 20
 
 
+_OTHER_CIRCLES = (
+    "A site that took part in other circles before, in any study, refuses the new ones: list the circles it knows in "
+    "protection.circles, which it is then never taken out of."
+)
+
+
 def _circles(study: Study, kind: RequestKind) -> tuple[str, ...]:
     circles = study.circles() if kind is RequestKind.SUM else ()
     if not circles:
         return ()
+    if study.protection.circles == "speed" and study.declares:
+        return (
+            "Before the first round each site trains, and says, signed and once, how long that took, to the next "
+            f"power of two. From that follow {len(circles)} circles for the whole study: slow sites wait for slow "
+            f"sites. Updates are only ever opened as the total of a whole circle of at least {min(map(len, circles))} "
+            "sites.",
+            _OTHER_CIRCLES,
+        )
     if study.declares:
         return (
             f"Before the first round each site trains, and says, signed and once, which blocks it shares. From that "
             f"follow {len(circles)} circles for the whole study, of sites that share about equally much; a circle "
             f"shares what all its members share. Updates are only ever opened as the total of a whole circle of at "
             f"least {min(map(len, circles))} sites.",
-            "A site that took part in other circles before, in any study, refuses the new ones: list the circles it "
-            "knows in protection.circles, which it is then never taken out of.",
+            _OTHER_CIRCLES,
         )
     listed = "; ".join(", ".join(circle) for circle in circles[:_SHOWN_CIRCLES])
     more = f"; and {len(circles) - _SHOWN_CIRCLES} more" if len(circles) > _SHOWN_CIRCLES else ""

@@ -14,6 +14,7 @@ import pytest
 from node.training.jobs import Job, Result
 from secure_fl import tasks
 from secure_fl.blocks import Blocks
+from secure_fl.protect.declarations import Declared, pace_of
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.merging import discount
@@ -230,3 +231,33 @@ def test_a_flush_may_wait_for_several_turns(tmp_path: Path) -> None:
 
     record, _ = play(tmp_path, scenario, rounds={"flushes": 3, "buffer": 2, "flush_after": 20})
     assert [len(entry.circles) for entry in trained(record)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_how_long_training_took_is_said_to_a_power_of_two_and_no_better_than_answers_show(
+    tmp_path: Path, padded: bool
+) -> None:
+    """A site that lets answers leave at multiples of a time says no shorter one; whoever is not asked says nothing."""
+
+    async def run(circles: str) -> Declared | None:
+        settings = {"protection": {"kind": "masked", "recovery": False, "circles": circles}, "rounds": {**ROUNDS}}
+        fed = Federation(tmp_path / circles, settings, nodes=8)
+        if padded:
+            fed.set_policy(FIRST[0], answer_after=1.0)
+        for name in fed.names:
+            fed.start_node(name, executor=SlowTraining(0.3 if name == FIRST[1] else 0.01))
+        try:
+            assert await asyncio.wait_for(fed.coordinate(), 60) is not None
+        finally:
+            await fed.close()
+        said = fed.workspace.study_state / "declared.bin"
+        if not said.exists():
+            return None
+        return Declared.read(said.read_bytes(), study_id=fed.study.id, roster=fed.study.study.roster)
+
+    declared = asyncio.run(run("speed"))
+    assert declared is not None
+    assert declared.paces[FIRST[1]] >= pace_of(0.3)
+    assert declared.paces[FIRST[0]] == (pace_of(1.0) if padded else declared.paces[FIRST[0]])
+    assert (declared.paces[FIRST[0]] < pace_of(0.3)) is not padded
+    assert asyncio.run(run("auto")) is None

@@ -123,6 +123,13 @@ def test_a_combination_is_explained_as_one() -> None:
     assert "rounded to 20 bits" in explained
 
 
+def test_circles_by_speed_say_what_sites_tell_for_them() -> None:
+    parts = explain(study(8, protection={"circles": "speed"}))
+    explained = "\n".join(sentence for part in parts for sentence in part.sentences)
+    assert "how long that took, to the next power of two" in explained
+    assert "which blocks it shares" not in explained
+
+
 def test_circles_that_do_not_wait_are_explained() -> None:
     explained = text(study={"rounds": 7}, rounds={"mode": "buffered", "flushes": 9})
     assert "takes at most 7 turns" in explained

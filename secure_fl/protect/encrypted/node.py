@@ -21,7 +21,7 @@ from secure_fl.protect.contract import Contribution, Host, RoundContext
 from secure_fl.protect.encrypted.opener import Opener
 from secure_fl.protect.encrypted.party import EncryptedParty
 from secure_fl.protect.encrypted.phases import COMBINE, SUM
-from secure_fl.protect.encrypted.recipient import Recipient
+from secure_fl.protect.encrypted.recipient import EncryptedRecipient
 from secure_fl.protect.encrypted.uploader import Uploader
 from secure_fl.protect.uploads.comparing import ask_for_row, score
 from secure_fl.protect.uploads.phases import Forwards
@@ -45,7 +45,7 @@ class EncryptedCombiningNode(Forwards):
     ) -> None:
         self.party = EncryptedParty(context, host)
         uploader = Uploader(self.party, contribution, host)
-        self._recipient = Recipient(self.party, host.history, recompute=recompute)
+        self._recipient = EncryptedRecipient(self.party, host.history, recompute=recompute)
         super().__init__(
             COMBINE,
             (

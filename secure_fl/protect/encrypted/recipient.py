@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Mapping
 
 from secure_fl.encoding.integers import BlockSum
-from secure_fl.encoding.weights import WEIGHT_UNITS
-from secure_fl.errors import ProtectionError, SecureFLError
+from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
 from secure_fl.protect.bodies import say
 from secure_fl.protect.contract import Message
@@ -19,13 +16,12 @@ from secure_fl.protect.encrypted.statements import require_vouched, sign_vouch
 from secure_fl.protect.release.combinations import check_rows
 from secure_fl.protect.release.history import History
 from secure_fl.protect.uploads.manifest import opened_before
+from secure_fl.protect.uploads.recipient import Recipient, combined_blocks
 from secure_fl.protect.uploads.statements import Rows, Uploads, known_rows
 from secure_fl.rpc.protect_encrypted_pb2 import EncryptedCheck, EncryptedOpening, EncryptedVouches
 
-log = logging.getLogger(__name__)
 
-
-class Recipient:
+class EncryptedRecipient(Recipient):
     """With `recompute` it believes no half that nobody added up; without, whatever the coordinator says."""
 
     def __init__(self, party: EncryptedParty, history: History, *, recompute: bool) -> None:
@@ -34,7 +30,6 @@ class Recipient:
         self._recompute = recompute
         self._half = b""  # of its own side and row
         self._checked = b""  # the digest of the matrix that it checked
-        self.combination: Mapping[str, BlockSum] = {}
 
     def check(self, message: Message) -> Message:
         """The guard over the complete matrix, remembered; then this side's half for itself and for some others."""
@@ -73,14 +68,6 @@ class Recipient:
                     added[recipient].append(party.add(parts, values=group_values(party.context, group)))
         return {recipient: b"".join(parts) for recipient, parts in added.items()}
 
-    def deliver(self, message: Message) -> Message:
-        """Take its combination. The coordinator does not learn whether it opened: that would be an oracle."""
-        try:
-            self.combination = self._open(message)
-        except SecureFLError as error:
-            log.warning("the combination does not open: %s", error.message)
-        return Message()
-
     def _open(self, message: Message) -> dict[str, BlockSum]:
         party = self._party
         said = parse(EncryptedOpening, message.body)
@@ -99,13 +86,7 @@ class Recipient:
             part = slice(position, position + party.terms.body_bytes(values))
             position = part.stop
             totals = party.cipher.open(body[part], mask[part], values=values, weight=sum(row.values()))
-            start = 0
-            for block in group.blocks:
-                size = party.context.layout[block].size
-                opened[block] = BlockSum(
-                    total=totals[start : start + size], weight=WEIGHT_UNITS * sum(row.values()), contributors=len(row)
-                )
-                start += size
+            opened |= combined_blocks(party.context, group, totals, row)
         if position != len(body):
             raise ProtectionError("a combination of the wrong length arrived")
         return opened

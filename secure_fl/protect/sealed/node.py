@@ -19,7 +19,7 @@ from secure_fl.protect.contract import Contribution, Host, RoundContext
 from secure_fl.protect.sealed.holder import CombineHolder, Holder
 from secure_fl.protect.sealed.party import DIGESTED, SealedParty
 from secure_fl.protect.sealed.phases import COMBINE, SUM
-from secure_fl.protect.sealed.recipient import Recipient
+from secure_fl.protect.sealed.recipient import SealedRecipient
 from secure_fl.protect.sealed.uploader import Uploader
 from secure_fl.protect.uploads.comparing import ask_for_row, score
 from secure_fl.protect.uploads.phases import Forwards
@@ -44,7 +44,7 @@ class SealedCombiningNode(Forwards):
         self.party = SealedParty(context, host, digests=DIGESTED if recompute else NO_DIGESTS)
         uploader = Uploader(self.party, contribution, host)
         holder = CombineHolder(self.party, host.history)
-        self._recipient = Recipient(self.party)
+        self._recipient = SealedRecipient(self.party)
         super().__init__(
             COMBINE,
             (

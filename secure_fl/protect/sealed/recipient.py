@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from secure_fl.encoding.integers import BlockSum
-from secure_fl.encoding.weights import WEIGHT_UNITS
-from secure_fl.errors import ProtectionError, SecureFLError
+from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
 from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import Message
@@ -20,27 +18,17 @@ from secure_fl.protect.sealed.manifest import answers_to_open
 from secure_fl.protect.sealed.party import SealedParty
 from secure_fl.protect.sealed.ring import Product
 from secure_fl.protect.sealed.shares import VECTOR_BYTES, interpolate
+from secure_fl.protect.uploads.recipient import Recipient, combined_blocks
 from secure_fl.protect.uploads.statements import Rows, Uploads, open_purpose
 from secure_fl.rpc.protect_sealed_pb2 import SealedDelivery
 from secure_fl.rpc.protect_uploads_pb2 import UploadReply
 
-log = logging.getLogger(__name__)
 
-
-class Recipient:
-    """Opens the row that it asked for."""
+class SealedRecipient(Recipient):
+    """Opens it with the key that holders gave shares of."""
 
     def __init__(self, party: SealedParty) -> None:
         self._party = party
-        self.combination: Mapping[str, BlockSum] = {}
-
-    def deliver(self, message: Message) -> Message:
-        """Take its combination. The coordinator does not learn whether it opened: that would be an oracle."""
-        try:
-            self.combination = self._open(message)
-        except SecureFLError as error:
-            log.warning("the combination does not open: %s", error.message)
-        return Message()
 
     def _open(self, message: Message) -> dict[str, BlockSum]:
         party = self._party
@@ -70,15 +58,7 @@ class Recipient:
         party = self._party
         Product(key).unseal(elements, seed=SealedGroup.seed_of(party.cohort, group))
         totals = party.terms.decode(elements)
-        opened: dict[str, BlockSum] = {}
-        start = 0
-        for block in group.blocks:
-            size = party.context.layout[block].size
-            opened[block] = BlockSum(
-                total=totals[start : start + size], weight=WEIGHT_UNITS * sum(row.values()), contributors=len(row)
-            )
-            start += size
-        return opened
+        return combined_blocks(party.context, group, totals, row)
 
     def _keys(self, replies: Sequence[UploadReply], rows: Rows, groups: int) -> list[Elements]:
         """Σ w·s of each group, from the holders' shares."""
