@@ -39,6 +39,10 @@ class SiteMetrics:
     # Of the metrics that the task declares, by name: a site's, or a cohort's together. One that is unknown is missing.
     sums: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # JSON has lists only, and what was read is equal to what was written.
+        object.__setattr__(self, "sums", {name: tuple(values) for name, values in self.sums.items()})
+
 
 def metrics_codec(bits: int) -> FixedPoint:
     """The grid of the metrics block: values are scaled to [0, 1]."""

@@ -7,6 +7,7 @@ coordinator that has none of the task's code knows what it opens, and a site mea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -14,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from secure_fl import limits
 from secure_fl.errors import SettingsError
 from secure_fl.settings import Settings, require_known
-from secure_fl.tasks.metrics import Metric, built_in, formula_of, value_of
+from secure_fl.tasks.metrics import Formula, Metric, built_in, formula_of, value_of
 
 if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
@@ -102,6 +103,16 @@ class MetricsSection(Settings):
             require_known("metric of the task", name, declared)
         values = self.model_dump(mode="python") | {"of": [_written_out(declared[name]) for name in wanted]}
         return self.parse(values, where="metrics")
+
+    @property
+    def need_code(self) -> bool:
+        """Whether some metric's value is known only where the task's code is."""
+        return any(not metric.formula for metric in self.measured)
+
+    def own_formulas(self, task: Task) -> dict[str, Formula]:
+        """The formulas that only the task's code has, by metric. They never raise."""
+        wanted = {metric.name for metric in self.measured if not metric.formula}
+        return {metric.name: partial(value_of, metric.value) for metric in task.metrics if metric.name in wanted}
 
     def require(self, task: Task) -> None:
         """Raise `SettingsError` unless the task's code that is installed here measures exactly what the study says."""

@@ -7,6 +7,7 @@ test rows together. Importing this module needs no torch: whoever only has sums 
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MOST_BINS = _MOST_CLASSES = limits.METRIC_SUMS // 2
+
+log = logging.getLogger(__name__)
 
 Sums: TypeAlias = Sequence[int]
 Formula: TypeAlias = Callable[[Sums], float | None]
@@ -357,7 +360,8 @@ def formula_of(metric: Metric) -> tuple[str, dict[str, Any]]:
     kind = type(metric)
     for word, known in BUILT_IN.items():
         if isinstance(metric, known) and kind.value is known.value:
-            return word, {field.name: getattr(metric, field.name) for field in fields(known) if field.name != "called"}
+            names = [field.name for field in fields(known) if field.name != "called"]  # type: ignore[arg-type]
+            return word, {name: getattr(metric, name) for name in names}
     return (RATIO if kind.value is Metric.value else ""), {}
 
 
@@ -382,9 +386,10 @@ def value_of(formula: Formula, sums: Sums) -> float | None:
     """The value of the sums; None for what is no number. Sites may have lied, so that nothing here may fail."""
     try:
         found = formula(sums)
-    except (ArithmeticError, ValueError, IndexError, TypeError):
+        return None if found is None or not math.isfinite(found) else float(found)
+    except Exception:
+        log.warning("a metric has no value for the sums that were opened", exc_info=True)
         return None
-    return None if found is None or not math.isfinite(found) else float(found)
 
 
 def _of_class(name: str, positive: int) -> str:

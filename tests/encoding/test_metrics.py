@@ -14,7 +14,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Layout
 from secure_fl.encoding import metrics
 from secure_fl.encoding.integers import BlockSum
-from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec, with_metrics
+from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, metrics_codec
 from secure_fl.randomness import KeyStream
 from secure_fl.transport.wire import is_name
 from tests.protect.cohorts import layout
@@ -22,6 +22,7 @@ from tests.protect.laws import law
 
 to_vector = partial(metrics.to_vector, ceiling=16.0)
 from_vector = partial(metrics.from_vector, ceiling=16.0)
+with_metrics = partial(metrics.with_metrics, sizes={}, bits=16)
 
 # On a grid that float32 holds exactly, also after division by the ceiling.
 shares = st.integers(0, 2**16).map(lambda step: step * 2.0**-16)
