@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from secure_fl import tasks
+from secure_fl.errors import SecureFLError
 from secure_fl.results.own_metrics import with_values
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
@@ -23,12 +24,15 @@ def with_own_metrics(record: StudyRecord, study: Study | None) -> StudyRecord:
 
 
 def reached(record: bytes) -> tuple[str, ...]:
-    """What the last round of a study measured, from the record that the coordinator sent; nothing before there is one.
+    """What the last round of a study measured, from the record that the coordinator sent.
 
-    A round measures the model that it begins from.
+    A round measures the model that it begins from. Nothing is said of a record that cannot be read here, such as that
+    of a newer version: whoever asks how far a study is wants to hear that much.
     """
-    if not record:
+    try:
+        found = StudyRecord.from_json(json.loads(record))
+        if any(entry.sums for entry in found.rounds):
+            found = with_own_metrics(found, Study.from_canonical(found.settings.encode()))
+        return sentences(summarise(found, engine=DEPLOYED, seconds=0.0, report=""))
+    except (SecureFLError, KeyError, TypeError, ValueError):
         return ()
-    found = StudyRecord.from_json(json.loads(record))
-    study = Study.from_canonical(found.settings.encode()) if found.settings else None
-    return sentences(summarise(with_own_metrics(found, study), engine=DEPLOYED, seconds=0.0, report=""))
