@@ -16,6 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from secure_fl.cli.measured import reached, with_own_metrics
 from secure_fl.errors import LateMessageError, MalformedMessageError, UnknownStudyError, UsageError
 from secure_fl.files import write_atomically
 from secure_fl.operations.operator import Operator, OperatorFile, connect
@@ -76,6 +77,8 @@ def status(
         typer.echo(f"{study.name} {study.study_id}")
         owner = f", submitted by {study.owner}" if study.owner else ""
         typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds{owner}")
+        for sentence in reached(study.record):
+            typer.echo(f"  measured last: {sentence}")
         table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
         for site in study.sites:
             refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.
@@ -141,6 +144,7 @@ def report(
     study = Study.from_canonical(record.settings.encode()) if record.settings else None
     if record.study_id != wanted or (study and study.id != wanted):
         raise MalformedMessageError("the coordinator sent another study's record")
+    record = with_own_metrics(record, study)
     seconds = sum(entry.seconds for entry in record.rounds)
     summary = summarise(record, engine=DEPLOYED, seconds=seconds, report=str(out))
     page = render(record, summary, study, steps=_steps(record), written=datetime.now(UTC))
@@ -203,6 +207,7 @@ def _card(status: pb.StudyStatus, version: int) -> str:
         f"- protection: {record.get('protection', '–')}",
         f"- parameters: {record.get('parameters', '–')}, shared: {record.get('shared_parameters', '–')}",
         f"- sites: {', '.join(site.name for site in status.sites)}",
+        *(f"- measured last: {sentence}" for sentence in reached(status.record)),
         "- differential privacy: none in this version",
     ]
     return "\n".join(lines) + "\n"
