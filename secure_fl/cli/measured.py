@@ -34,5 +34,5 @@ def reached(record: bytes) -> tuple[str, ...]:
         if any(entry.sums for entry in found.rounds):
             found = with_own_metrics(found, Study.from_canonical(found.settings.encode()))
         return sentences(summarise(found, engine=DEPLOYED, seconds=0.0, report=""))
-    except (SecureFLError, KeyError, TypeError, ValueError):
+    except (SecureFLError, AttributeError, KeyError, TypeError, ValueError):
         return ()

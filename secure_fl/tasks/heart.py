@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from torch import nn
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, open_npz, require_path
 from secure_fl.tasks.cutting import divide
-from secure_fl.tasks.metrics import Auc, Sensitivity
+from secure_fl.tasks.metrics import Auc, Metric, Sensitivity
 
 COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
@@ -66,7 +66,7 @@ class Heart(Task):
 
     kind = "classification"
     preprocessing = "public"
-    metrics = (Auc(), Sensitivity(at_specificity=0.9))
+    metrics: ClassVar[tuple[Metric, ...]] = (Auc(), Sensitivity(at_specificity=0.9))
     Settings = HeartSettings
     settings: HeartSettings
 

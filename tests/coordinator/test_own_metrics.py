@@ -105,8 +105,8 @@ def test_per_node_the_record_has_each_sites_own_and_all_together(tmp_path: Path)
 
 def test_nothing_is_shared_where_nothing_may_be(tmp_path: Path) -> None:
     record = recorded(tmp_path, {"metrics": {"share": "none"}, "study": {"rounds": 1}})
-    assert all(entry.metrics == entry.sums == {} for entry in record.rounds)
-    assert all(node.metrics == node.sums == {} for entry in record.rounds for node in entry.nodes)
+    assert all((entry.metrics, entry.sums) == ({}, {}) for entry in record.rounds)
+    assert all((node.metrics, node.sums) == ({}, {}) for entry in record.rounds for node in entry.nodes)
 
 
 @pytest.mark.parametrize("share", ["aggregate", "per-node"])
