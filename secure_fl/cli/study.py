@@ -82,6 +82,7 @@ attempts = 3
 
 [metrics]
 share = "aggregate"        # none | aggregate | per-node; each site's policy may allow less
+# of = ["auc"]             # which of the task's metrics (docs/tasks.md); without it all that it declares
 
 [simulation]               # only for `secure-fl run`; not part of the hash
 nodes = 10
