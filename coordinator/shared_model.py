@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.bulk_files import BulkFiles
-from coordinator.merging import OpenedCircles
+from coordinator.merging import OpenedCircles, measurements
 from coordinator.store import Store, StoredModel
 from secure_fl import tasks
 from secure_fl.aggregation import Aggregate
@@ -143,10 +143,10 @@ class SharedModel:
     def merge(self, turns: Sequence[OpenedTurn]) -> tuple[Decoded, StoredModel]:
         """The next version of several circles' turns, and what the record says of them. Blocks."""
         current, arrivals, kept = self.current, [], set(self.layout.model.names)
-        metrics = SiteMetrics()
+        # Of all sites together, each on the model that its circle began from.
+        metrics = self.decode(measurements(each.opened for each in turns), training=False).metrics
         for opened in turns:
             decoded = self.decode(opened.opened, training=True)
-            metrics = decoded.metrics  # of one circle, on the model that it began from; with several, the last one's
             kept &= set(decoded.blocks_kept)
             turn = opened.turn
             arrivals.append(

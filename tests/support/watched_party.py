@@ -3,7 +3,8 @@
 SECURE_FL_TEST_DIE is `before:<step>/<n>` or `after:<step>/<n>`: the coordinator kills itself with signal 9 before or
 after the n-th time that it takes this step. With SECURE_FL_TEST_OPENED every sum that a coordinator opens is also
 written to that folder, with SECURE_FL_TEST_KEPT every vector of integers that a node is about to send. A file's name
-begins with what it is of; the process's id follows, since others may open or train the same again.
+begins with what it is of; the process's id follows, since others may open or train the same again. With
+SECURE_FL_TEST_KNOCK a node that lost its coordinator tries again after so many seconds at most.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ def watch() -> None:
         _copy_opened(Path(folder))
     if folder := os.environ.get("SECURE_FL_TEST_KEPT"):
         _copy_kept(Path(folder))
+    if longest := os.environ.get("SECURE_FL_TEST_KNOCK"):
+        from secure_fl.transport.pace import Backoff
+
+        (Backoff.__init__.__kwdefaults__ or {})["longest"] = float(longest)
 
 
 def _die_at(point: str) -> None:
