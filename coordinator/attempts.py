@@ -49,6 +49,10 @@ class OpenAttempts:
     def __iter__(self) -> Iterator[AttemptRunner]:
         return iter(list(self._open.values()))
 
+    def now(self) -> float:
+        """The wall clock, by which attempts are dated."""
+        return self._now()
+
     def get(self, number: int, attempt: int) -> AttemptRunner | None:
         """The one with this number, if it is under way."""
         return self._open.get((number, attempt))

@@ -195,7 +195,12 @@ class BufferedRounds:
             circles=tuple(self._recorded(turn, one) for turn, one in resting.items()),
         )
         turns = [
-            OpenedTurn(turn=turn, opened=one.opened, share=len(self._circles[turn.circle]) / self._sites)
+            OpenedTurn(
+                turn=turn,
+                opened=one.opened,
+                share=len(self._circles[turn.circle]) / self._sites,
+                asked=one.attempt.plan.asked,
+            )
             for turn, one in resting.items()
         ]
         try:
@@ -224,6 +229,8 @@ class BufferedRounds:
             base=turn.base,
             staleness=self._turns.version - turn.base,
             seconds=one.seconds,
+            began=one.attempt.plan.started,
+            asked=one.attempt.plan.asked,
         )
 
 

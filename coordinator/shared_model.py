@@ -57,6 +57,7 @@ class OpenedTurn:
     turn: Turn
     opened: Opened
     share: float  # of the study's sites that are in the circle
+    asked: tuple[str, ...] = ()  # the blocks that they sent; none: all of them
 
 
 class SharedModel:
@@ -142,12 +143,14 @@ class SharedModel:
 
     def merge(self, turns: Sequence[OpenedTurn]) -> tuple[Decoded, StoredModel]:
         """The next version of several circles' turns, and what the record says of them. Blocks."""
-        current, arrivals, kept = self.current, [], set(self.layout.model.names)
+        current, arrivals = self.current, []
+        asked, sent = set[str](), set[str]()
         # Of all sites together, each on the model that its circle began from.
         metrics = self.decode(measurements(each.opened for each in turns), training=False).metrics
         for opened in turns:
             decoded = self.decode(opened.opened, training=True)
-            kept &= set(decoded.blocks_kept)
+            asked.update(opened.asked or self.layout.model.names)
+            sent.update(decoded.means)
             turn = opened.turn
             arrivals.append(
                 Arrival(
@@ -168,7 +171,9 @@ class SharedModel:
             raise CohortTooSmallError(
                 have=len(turns), need=self._resolved.study.min_cohort(self._resolved.request), what="every block"
             )
-        return Decoded(means=means, metrics=metrics, blocks_kept=tuple(sorted(kept))), self._stepped(means, state)
+        return Decoded(means=means, metrics=metrics, blocks_kept=tuple(sorted(asked - sent))), self._stepped(
+            means, state
+        )
 
     def _base(self, version: int) -> Blocks:
         return self._files.model(self.layout, self.version(version).object)

@@ -91,6 +91,7 @@ class Participation:
             attempt=announcement.attempt,
             trains=self._kind is not RoundKind.EVALUATE,
         )
+        self._version: int | None = None  # of the model that was fetched, where it does not follow from the round
         self._refusal = ""
         self._finished = False
         self._seconds = 0.0  # that training took
@@ -219,6 +220,7 @@ class Participation:
             await self._services.session.download(self._resolved.id, incoming, durable=True)
             received = await in_thread_whole(models.accept, incoming.path, step)
         await in_thread_whole(models.arrived, number)
+        self._version = models.version if self._study.rounds.is_buffered else None
         self._services.listener(Fetched(**self._about(), bytes=target.size))
         return received
 
@@ -249,6 +251,7 @@ class Participation:
             mechanism=self._privacy.mechanism,
             epochs=self._privacy.epochs(number, trains=self._kind is not RoundKind.EVALUATE),
             asked=tuple(self._first.asked),
+            version=self._version,
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:

@@ -50,6 +50,11 @@ class VerifiedModels:
         self._layout = layout
         self._last = self._load()
 
+    @property
+    def version(self) -> int:
+        """How many steps the last verified model is from the first one."""
+        return 0 if self._last is None else self._last.version
+
     def route(self, model: pb.ModelRef, *, number: int) -> Sequence[pb.ObjectRef]:
         """What to fetch for round `number`, in this order; the announced model comes last.
 

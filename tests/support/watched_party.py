@@ -110,7 +110,8 @@ def _write(folder: Path, name: str, blocks: Mapping[str, npt.NDArray[Any]], abou
     """Whole or not at all: the next moment may be the process's last."""
     part = folder / f"{name}-{os.getpid()}.part"
     with part.open("wb") as file:
-        np.savez(file, **blocks, about=np.array(json.dumps(about)))
+        arrays: dict[str, Any] = {**blocks, "about": np.array(json.dumps(about))}
+        np.savez(file, **arrays)
     part.rename(part.with_suffix(".npz"))
 
 
@@ -130,6 +131,11 @@ class Copies:
             name: BlockSum(total=total, weight=about[name][0], contributors=about[name][1])
             for name, total in blocks.items()
         }
+
+    def lives(self, first: str, number: int) -> list[str]:
+        """The ids of the processes that opened a turn, one after the other."""
+        paths = self.folder.glob(f"{first}-turn-{number}-*.npz")
+        return [path.stem.rpartition("-")[2] for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
 
     def kept(self, site: str, number: int) -> tuple[dict[str, npt.NDArray[Any]], int]:
         """The integers that a site sent in a turn, and its weight: the same, however often it had to train."""
