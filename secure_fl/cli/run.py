@@ -70,7 +70,7 @@ def run(
     from secure_fl.simulation.run import run as run_study
 
     try:
-        with RunProgress(rounds=parsed.versions, quiet=as_json) as progress:
+        with RunProgress(rounds=parsed.versions, quiet=as_json, buffered=parsed.rounds.is_buffered) as progress:
             _, summary = run_study(parsed, engine=engine, folder=folder, policy=policy, listener=progress.listen)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)

@@ -72,7 +72,10 @@ def test_a_flush_of_several_turns_has_the_mean_of_all_their_sites(tmp_path: Path
     protection = {"reference_samples": 90}
     found: list[RoundRecord] = []
     for mode in ("buffered", "sync"):
-        settings = {"rounds": {**(rounds if mode == "buffered" else ROUNDS), "mode": mode}, "protection": protection}
+        settings: dict[str, Any] = {
+            "rounds": {**(rounds if mode == "buffered" else ROUNDS), "mode": mode},
+            "protection": protection,
+        }
         record, _ = run(tmp_path / mode, measuring(), share=share, **settings)
         found.append(trained(record)[0])
     buffered, sync = found

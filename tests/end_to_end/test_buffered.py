@@ -76,7 +76,7 @@ class Buffered:
 
     def next_version(self) -> CircleRound:
         """Wait for one; returns the turn that it is made of, or the last one of several."""
-        fields = self.fed.wait_event("round-committed")["circles"][-1]
+        fields = self.fed.wait_event("round-committed", seconds=150)["circles"][-1]
         return CircleRound(**{**fields, "members": tuple(fields["members"])})
 
     def die_at(self, point: str) -> None:
@@ -84,19 +84,19 @@ class Buffered:
         if self.fed.children["coordinator"].poll() is None:
             self.fed.kill("coordinator")
         child = self.fed.start_coordinator(**self._coordinator, SECURE_FL_TEST_DIE=point)
-        assert child.wait(60) == -9, f"{point}: {self.fed.log('coordinator')[-2000:]}"
+        assert child.wait(150) == -9, f"{point}: {self.fed.log('coordinator')[-2000:]}"
 
     def finish(self) -> StudyRecord:
         """Start the coordinator for the last time, and wait for the end of the study."""
         self.fed.start_coordinator(**self._coordinator)
-        return self.fed.finish(seconds=150)
+        return self.fed.finish(seconds=240)
 
 
 def play(run: Buffered, points: tuple[str, ...], *, versions_alone: int) -> StudyRecord:
     """Two sites leave in the middle of a turn and return; then the coordinator dies at one step after the other."""
     with run.fed:
         run.start()
-        run.fed.wait_event("answered", node=LEAVING[0])
+        run.fed.wait_event("answered", seconds=150, node=LEAVING[0])  # torch is imported eight times
         for name in LEAVING:
             run.fed.kill(name)
         wait_for_the_other_circle(run, versions_alone)
