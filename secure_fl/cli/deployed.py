@@ -16,6 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from secure_fl.cli.turn_progress import standing
 from secure_fl.errors import LateMessageError, MalformedMessageError, UnknownStudyError, UsageError
 from secure_fl.files import write_atomically
 from secure_fl.operations.operator import Operator, OperatorFile, connect
@@ -75,7 +76,11 @@ def status(
         reason = f" ({study.reason})" if study.reason else ""
         typer.echo(f"{study.name} {study.study_id}")
         owner = f", submitted by {study.owner}" if study.owner else ""
-        typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds{owner}")
+        circles = _circles(study)
+        unit = "versions" if circles else "rounds"
+        typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} {unit}{owner}")
+        for line in circles:
+            typer.echo(f"  {line}")
         table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
         for site in study.sites:
             refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.
@@ -189,6 +194,14 @@ def _plain(status: pb.StudyStatus) -> dict[str, Any]:
         "rounds_planned": int(status.rounds_planned),
         "record": json.loads(record) if record else None,
     }
+
+
+def _circles(study: pb.StudyStatus) -> list[str]:
+    """Of a buffered study, where each circle is."""
+    if not study.record:
+        return []
+    absent = [site.name for site in study.sites if not (site.connected and site.accepted)]
+    return standing(StudyRecord.from_json(json.loads(study.record)), absent=absent)
 
 
 def _card(status: pb.StudyStatus, version: int) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from secure_fl.events import Answered, RoundVoid, TurnBegun
-from secure_fl.results.record import CircleRound, RoundRecord
+from secure_fl.results.record import CircleRound, RoundRecord, StudyRecord
+from secure_fl.results.turns import circle_turns
+from secure_fl.study.settings import Study
 
 _SHOWN_CIRCLES = 3
 _SHOWN_SITES = 2
@@ -81,3 +84,27 @@ def _described(circle: _UnderWay) -> str:
     else:
         doing = "has trained"
     return f"{named(turn.sites)} {doing} (turn {turn.turn}, from version {turn.version})"
+
+
+def standing(record: StudyRecord, *, absent: Collection[str]) -> list[str]:
+    """A line for each circle of a buffered study: its turns so far, and for which of the `absent` sites it waits.
+
+    None for a study whose circles go round by round.
+    """
+    study = Study.from_canonical(record.settings.encode()) if record.settings else None
+    if study is None or not study.rounds.is_buffered:
+        return []
+    taken = {circle.members: circle for circle in circle_turns(record)}
+    # Where circles follow from what sites declare, the record has those that were merged.
+    known = tuple(taken) if study.declares else study.circles()
+    lines = []
+    for sites in known:
+        circle = taken.get(sites)
+        told = f"{circle.turns if circle else 0} of at most {study.study.rounds} turns"
+        if circle is not None:
+            told += f", the last in version {circle.last}, on average {circle.mean_age:.1f} versions old"
+        missing = [site for site in sites if site in absent]
+        if missing and record.outcome == "running":
+            told += f"; waits for {', '.join(missing)}"
+        lines.append(f"{named(sites)} ({len(sites)} sites): {told}")
+    return lines

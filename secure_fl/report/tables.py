@@ -54,6 +54,12 @@ def round_label(entry: RoundRecord) -> str:
     return "closing evaluation" if entry.kind is RoundKind.EVALUATE else f"round {entry.number}"
 
 
+def mean(values: Sequence[float | None]) -> float | None:
+    """Of what is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def plain_reason(code: str) -> str:
     """An error code in words, with what helps against it; text that is no code stays as it is."""
     cls = by_code(code)

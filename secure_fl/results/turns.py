@@ -77,3 +77,9 @@ def block_bytes(record: StudyRecord) -> dict[str, int]:
         for name in names:
             sent[name] += counted * record.blocks[name] / max(1, parameters)
     return {name: round(count) for name, count in sent.items()}
+
+
+def measured_version(entry: RoundRecord) -> int:
+    """The version that a round's measurements are of: the newest that some of its circles began from."""
+    bases = [turn.base for turn in entry.circles if turn.base is not None]
+    return max(bases) if bases else entry.number - 1

@@ -12,8 +12,8 @@ import pytest
 
 import coordinator.attempts
 import node.service
+from node.config import NodeFile
 from node.privacy import plan_here
-from node.service import NodeFile
 from node.training.jobs import Job, Result
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
