@@ -131,7 +131,7 @@ class RunProgress:
             self._progress.update(self._bar, completed=record.number)
             if self._turns:
                 self._turns.committed(record)
-        self._say(describe_round(record, planned=self._rounds))
+        self._say(describe_round(record, planned=self._rounds, buffered=self._turns is not None))
 
     def _describe(self, text: str) -> None:
         self._progress.update(self._bar, description=text)
@@ -141,11 +141,11 @@ class RunProgress:
             self._progress.console.print(text, highlight=False, soft_wrap=True)
 
 
-def describe_round(record: RoundRecord, *, planned: int) -> str:
+def describe_round(record: RoundRecord, *, planned: int, buffered: bool = False) -> str:
     """One line about a committed round."""
     dropped = sum(node.outcome in ("dropped", "sat out") for node in record.nodes)
     turns = [circle for circle in record.circles if circle.turn is not None]
-    unit = "version" if turns else "round"
+    unit = "version" if buffered else "round"
     title = f"{unit} {record.number:>3}/{planned}" if record.kind is RoundKind.TRAIN else "final model"
     # A circle is merged as a whole, or not at all.
     who = merged(turns) if turns else f"cohort {len(record.cohort)}/{len(record.nodes)}  dropped {dropped}"

@@ -118,7 +118,8 @@ def _print(summary: dict[str, Any]) -> None:
             f"mean accuracy {_cell(summary['mean_accuracy'])} ± {_cell(summary['std_accuracy'])}"
             f", global model {_cell(summary['global_accuracy'])}"
         )
-    console.print(f"{summary['rounds']} rounds in {summary['seconds']:.1f} s on engine {summary['engine']}")
+    unit = "rounds" if summary["circles"] is None else "versions"
+    console.print(f"{summary['rounds']} {unit} in {summary['seconds']:.1f} s on engine {summary['engine']}")
     if (possible := summary["combinations_possible"]) is not None:
         console.print(f"{summary['combinations_opened']} of {possible} combinations were opened")
         if not summary["combinations_opened"]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from statistics import fmean
 
 from secure_fl.report.against import Curve, Row, Span, against, in_units, timeline
 from secure_fl.report.charts import Bar, bar_chart
@@ -244,24 +243,14 @@ def _site_table(record: StudyRecord, place: _Places) -> str:
     shares = site_shares(record)
     if not shares:
         return ""
-    circles = {site: (members, index) for members, index in place.items() for site in members}
+    circles = {site: index for members, index in place.items() for site in members}
     merged = merged_turns(record)
     rows = []
     for site, share in shares.items():
-        turns = [(entry, turn) for entry, turn in merged if site in turn.members]
-        waited = [wait for entry, turn in turns if (wait := _waited(entry, turn, site)) is not None]
+        turns = sum(site in turn.members for _, turn in merged)
         rows.append(
-            f'<th scope="row">{escape(site)}</th><td>{circles[site][1] if site in circles else DASH}</td>'
-            f"<td>{len(turns)}</td><td>{share:.1%}</td><td>{share * len(shares):.2f} ×</td>"
-            f"<td>{duration(fmean(waited)) if waited else DASH}</td>"
+            f'<th scope="row">{escape(site)}</th><td>{circles.get(site, DASH)}</td>'
+            f"<td>{turns}</td><td>{share:.1%}</td><td>{share * len(shares):.2f} ×</td>"
         )
-    heads = ("Site", "Circle", "Turns merged", "Of all updates", "Beside an even share", "Waited for its circle")
+    heads = ("Site", "Circle", "Turns merged", "Of all updates", "Beside an even share")
     return data_table("How much each site was heard", heads, rows)
-
-
-def _waited(entry: RoundRecord, turn: CircleRound, site: str) -> float | None:
-    """From a site's upload to the last one of its circle."""
-    came = {node.name: node.uploaded for node in entry.nodes if node.name in turn.members}
-    known = [when for when in came.values() if when is not None]
-    mine = came.get(site)
-    return None if mine is None or len(known) < len(turn.members) else max(known) - mine
