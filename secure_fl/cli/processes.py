@@ -1,4 +1,4 @@
-"""`secure-fl coordinator serve` and `secure-fl node serve|approve|status`: the two processes, by name."""
+"""`secure-fl coordinator serve` and `secure-fl node serve|approve|status|try`: the two processes, by name."""
 
 from __future__ import annotations
 
@@ -49,6 +49,21 @@ def approve(
 def status(path: NodePath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show approvals, studies, rounds and what left this site."""
     become("node.desk", "status", str(path), *(["--json"] if as_json else []))
+
+
+@node.command("try")
+def try_study(
+    path: NodePath,
+    study: Annotated[Path, typer.Argument(help="The study file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Rehearse a study here: check, load the data, train a few batches, show what would leave and what it costs.
+
+    Nothing is sent, charged or kept.
+
+    Example: secure-fl node try node.toml heart.toml
+    """
+    become("node.trial", str(path), str(study), *(["--json"] if as_json else []))
 
 
 def become(module: str, *arguments: str) -> None:
