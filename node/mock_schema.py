@@ -109,7 +109,7 @@ def _values(column: Column, rows: int, classes: int, rng: np.random.Generator) -
     if column.kind == "text":
         return np.char.add("mock-", rng.integers(0, 10, shape).astype(str)).astype(_TEXT)
     if column.kind == "decimal":
-        values = rng.normal(size=shape).round(4)
+        values = rng.random(shape).round(4)  # Pixels and probabilities are from 0 to 1; other tasks take anything.
     else:
         most = {"byte": 256, "truth": 2, "whole": classes}[column.kind]
         values = rng.integers(0, most, shape)
