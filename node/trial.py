@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from node.agreements import changed_code
 from node.approvals import Approvals
 from node.config import DatasetSection, NodeFile
 from node.desk import code_here, cost_here
@@ -156,13 +157,10 @@ def _approval(file: NodeFile, store: NodeStore, study: Study) -> Finding:
 
 
 def require_approved_code(file: NodeFile, store: NodeStore, study: Study) -> None:
-    """Raise `RefusedError` if the study was approved by hand, with other code than its task has here now."""
+    """Raise `CodeChangedError` if the study was approved by hand, with other code than its task has here now."""
     given = Approvals(store.folder).read().get(study.id)
     if file.policy.approve == "ask" and given is not None and given.code not in (None, code_here(study)):
-        raise RefusedError(
-            f"the code of task {study.task.name!r} is another than when study {study.study.name!r} was approved here",
-            advice="read what changed, then approve the study again: `secure-fl node approve`",
-        )
+        raise changed_code(study)
 
 
 def _budget(file: NodeFile, study: Study) -> str:
