@@ -15,6 +15,7 @@ from node.attempt import Participation
 from node.comparisons import ComparisonBook
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
+from node.limits import keep_limit
 from node.own_ledger import own_entries, took_part
 from node.past import PastSums
 from node.policy import Policy
@@ -136,6 +137,7 @@ class Node:
         Raises `StorageError` at the start, and `IdentityError` when the coordinator is not the one to talk to.
         """
         await in_thread(self._store.sweep)
+        await in_thread(keep_limit, self._file, self._store)
         work = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_approvals())]
         try:
             await self._session.run()
