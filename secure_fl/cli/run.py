@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from secure_fl.cli.progress import RunProgress, human
+from secure_fl.cli.study import remarks
 from secure_fl.errors import BlocksClosedError
 from secure_fl.settings import set_dotted
 from secure_fl.study.settings import Study
@@ -66,6 +67,10 @@ def run(
     parsed = Study.parse(table)
     folder = out or Path("runs") / f"{parsed.study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
+    if not as_json:
+        for line in remarks(table, parsed, parsed.completed()):
+            typer.echo(line, err=True)
+
     # Imported late: `--help` and mistakes in the settings should answer at once.
     from secure_fl.simulation.run import run as run_study
 
@@ -91,7 +96,7 @@ def _print(summary: dict[str, Any]) -> None:
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
-        collapse_padding=True,
+        padding=0,  # one space between columns: all of them fit 80 characters
     )
     table.add_column("site", no_wrap=True)
     for column in ("samples", "accuracy", "loss", "ε", "sent", "received", "rounds", "dropped"):
@@ -103,7 +108,7 @@ def _print(summary: dict[str, Any]) -> None:
             cells.append(_cell(node["accuracy"]))
         cells += [
             _cell(node["loss"]),
-            "no DP" if node["epsilon"] is None else _cell(node["epsilon"]),
+            "no DP" if node["epsilon"] is None else f"{node['epsilon']:.3g}",
             human(node["bytes_up"]),
             human(node["bytes_down"]),
             _cell(node["rounds_taken"]),

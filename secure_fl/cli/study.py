@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,9 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError, StorageError
 from secure_fl.files import write_atomically
 from secure_fl.settings import require_known
+from secure_fl.study.data import require_data
+from secure_fl.study.defaults import chosen_protection, found
+from secure_fl.study.doubts import doubts
 from secure_fl.study.settings import Study, simulated_names
 
 app = typer.Typer(
@@ -140,9 +144,13 @@ def check(
     ] = None,
 ) -> None:
     """Validate a study: keys, names, whether its parts fit together, whether there are enough sites."""
-    study = Study.read(path).completed()
+    table = Study.read_table(path)
+    written = Study.parse(table)
+    study = written.completed()
     sites = len(study.study.roster)
     study.check(nodes=None if sites else study.simulation.nodes)
+    if not sites:
+        _check_simulated(study)
     if write is not None:
         write_atomically(write, tomli_w.dumps(study.to_table()).encode())
     taking_part = sites or study.simulation.nodes
@@ -150,7 +158,8 @@ def check(
     circles = [len(circle) for circle in study.circles(study.study.roster or simulated_names(taking_part))]
     facts: dict[str, Any] = {
         "study": study.study.name, "id": study.id, "sites": sites, "valid": True, "dropouts_tolerated": spare,
-        "circles": circles,
+        "circles": circles, "defaults": {default.key: default.value for default in found(written)},
+        "warnings": doubts(study),
     }  # fmt: skip
     if as_json:
         typer.echo(json.dumps(facts))
@@ -169,6 +178,30 @@ def check(
         typer.echo("  → with another site, or with fewer protection.colluders, a round survives a dropout")
     if not sites:
         typer.echo("the roster is empty: fine for `secure-fl run`, not for a deployment")
+    for line in remarks(table, written, study):
+        typer.echo(line)
+
+
+def remarks(table: Mapping[str, Any], written: Study, study: Study) -> list[str]:
+    """What was chosen for a study that does not say, and what in it is hardly meant. `written` is as it was read."""
+    chosen = chosen_protection(table, study)
+    by: dict[str, list[str]] = {}
+    for default in found(written):
+        by.setdefault(default.by, []).append(f"{default.key} = {default.value}")
+    return [
+        *([chosen] if chosen else []),
+        *(f"as suits {source}: {', '.join(values)}" for source, values in by.items()),
+        *(f"warning: {doubt}" for doubt in doubts(study)),
+    ]
+
+
+def _check_simulated(study: Study) -> None:
+    """As `secure-fl run` does before anything starts: the data fit, and there is noise for the budget."""
+    from secure_fl.simulation.units import plan_lines
+
+    require_data(study)
+    if study.privacy.mode != "none":
+        plan_lines(study)
 
 
 @app.command()

@@ -59,6 +59,8 @@ def summarise(
         "combinations_possible": record.combinations_possible,
         "blocks_never_opened": list(record.blocks_never_opened),
         "blocks_missing": list(record.blocks_missing),
+        # Whether noise came from a seed, as in a simulation: then no ε here protects anybody. null without noise.
+        "seeded": None if promised is None else engine != DEPLOYED,
         "nodes": nodes,
         "report": report,
     }

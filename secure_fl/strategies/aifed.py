@@ -12,7 +12,7 @@ not, and the coordinator says which from what everybody may know: how far each l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -55,6 +55,7 @@ class AiFed(FedAvg):
     name = "aifed"
     Settings = AiFedSettings
     settings: AiFedSettings
+    defaults: ClassVar[Mapping[str, Any]] = {"rounds.mode": "buffered"}
     notes: ClassVar[Mapping[str, str]] = {
         "consistency": "rc of each block: 1 if it sees the data after training as it did before",
         "threshold": "AT: blocks with a smaller rc were not sent",

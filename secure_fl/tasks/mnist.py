@@ -19,6 +19,8 @@ class Mnist(ImageTask):
     shape = (28, 28)
     files = FILES
     formats = ("idx", "npz")
+    public_files = ("mnist.npz", "mnist")
+    public_source = "LeCun, Cortes and Burges: the MNIST database of handwritten digits"
 
     def read_folder(self, folder: Path) -> Images:
         """Four IDX files."""

@@ -1,0 +1,53 @@
+"""Whether a simulated study and its data fit together. Of a deployed one only its sites can say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from secure_fl import tasks
+from secure_fl.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from secure_fl.study.settings import Study
+    from secure_fl.tasks.base import Task
+
+FOLDER = "SECURE_FL_DATA"  # the environment variable that names a folder with public data sets
+
+
+def public_path(task: type[Task]) -> str:
+    """Where a task's data are in the folder of public data sets; empty where there is none of them."""
+    folder = os.environ.get(FOLDER)
+    candidates = [Path(folder).resolve() / name for name in task.public_files] if folder else []
+    return next((str(path) for path in candidates if path.exists()), "")
+
+
+def require_data(study: Study) -> None:
+    """Load the first simulated site's share. The division is one of all sites, so what is wrong with it shows here.
+
+    Raises `SettingsError` or `DataError`: no file, a partition that does not fit, too many sites, no groups.
+    """
+    task = tasks.create(study.task.name, study.task.settings)
+    simulation = study.simulation
+    if task.public_files and not simulation.path:
+        raise SettingsError(
+            f"task {study.task.name!r} reads files, and simulation.path is empty",
+            advice=f"get {task.public_source}; then set simulation.path to it, or put it as {task.public_files[0]} into "
+            f"a folder that the environment variable {FOLDER} names",
+        )
+    from secure_fl.tasks.base import Share, Source
+
+    share = Share(
+        index=0,
+        of=len(study.study.roster) or simulation.nodes,
+        partition=simulation.partition_settings(),
+        seed=study.study.seed,
+    )
+    path = Path(simulation.path).resolve() if simulation.path else None
+    data = task.load(Source(path=path, format=simulation.format or None, share=share))
+    if study.privacy.unit == "group" and study.privacy.mode != "none" and data.train.groups is None:
+        raise DataError(
+            f'privacy.unit = "group": the data of task {study.task.name!r} do not say which rows belong together',
+            advice='use unit = "record", or data whose rows carry a group (a patient, a machine)',
+        )

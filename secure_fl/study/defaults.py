@@ -1,0 +1,110 @@
+"""What a study gets where it does not say: from its task, and from its strategy.
+
+The order, from weakest to strongest: built-in values, the task's, the strategy's, the task's for that strategy, the
+study file, `--set` and the other flags. Whatever a person wrote always wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from secure_fl import protect, strategies
+from secure_fl.study.data import FOLDER, public_path
+
+if TYPE_CHECKING:
+    from secure_fl.study.settings import Study
+
+_WITH_SETTINGS = ("task", "strategy", "protection")  # sections with a table of what belongs to the part they name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Default:
+    """One value that nobody wrote, and whose choice it is."""
+
+    key: str  # as for `--set`: section.key
+    value: Any
+    by: str
+
+
+def suitable(values: Any) -> Any:
+    """A study's table with a task and a protection that serve its strategy, where it names none.
+
+    Done when a study is read: who decides whether a task may be imported has to know which one it is.
+    """
+    if not isinstance(values, Mapping):
+        return values
+    strategy, task, protection = (values.get(section, {}) for section in ("strategy", "task", "protection"))
+    if not all(isinstance(section, Mapping) for section in (strategy, task, protection)):
+        return values
+    name = str(strategy.get("name", ""))
+    filled = dict(values)
+    wanted = strategies.defaults(name).get("task.name")
+    if wanted and "name" not in task:
+        filled["task"] = {**task, "name": wanted}
+    if "strategy" in values and "kind" not in protection:
+        filled["protection"] = {**protection, "kind": protect.suitable(strategies.asks(name))}
+    return filled
+
+
+def found(study: Study) -> tuple[Default, ...]:
+    """The defaults of task and strategy that apply: the study does not say itself. Imports the task."""
+    from secure_fl import tasks
+
+    task, strategy = tasks.resolve(study.task.name), study.make_strategy()
+    layers = (
+        (f"task {study.task.name}", task.defaults),
+        (f"strategy {strategy.name}", strategy.defaults),
+        (f"task {study.task.name} with strategy {strategy.name}", task.defaults_with.get(strategy.name, {})),
+    )
+    applying: dict[str, Default] = {}
+    if not study.study.roster and not _is_said(study, "simulation.path") and (path := public_path(task)):
+        applying["simulation.path"] = Default(key="simulation.path", value=path, by=f"folder {FOLDER}")
+    for by, layer in layers:
+        for key, value in layer.items():
+            if not _is_said(study, key) and _fits(study, key):
+                applying[key] = Default(key=key, value=value, by=by)
+    return tuple(applying.values())
+
+
+def filled(study: Study) -> Study:
+    """The study with those defaults in it; itself, where there are none. Raises as `Study.parse` does."""
+    applying = found(study)
+    if not applying:
+        return study
+    table: dict[str, Any] = study.model_dump(exclude_unset=True)
+    for default in applying:
+        section, _, key = default.key.partition(".")
+        into = table.setdefault(section, {})
+        if section in _WITH_SETTINGS and key not in type(getattr(study, section)).model_fields:
+            into = into.setdefault("settings", {})
+        into[key] = default.value
+    return type(study).parse(table)
+
+
+def chosen_protection(table: Mapping[str, Any], study: Study) -> str | None:
+    """A sentence about the protection that was chosen for a study's table that names none; None for the usual one."""
+    named = table.get("protection", {})
+    usual = protect.suitable(strategies.asks(""))
+    if not isinstance(named, Mapping) or "kind" in named or study.protection.kind == usual:
+        return None
+    asked = strategies.asks(study.strategy.name).value
+    return (
+        f"protection {study.protection.kind!r} was chosen: strategy {study.strategy.name!r} asks for a {asked}, which "
+        f"the usual {usual!r} does not serve"
+    )
+
+
+def _is_said(study: Study, key: str) -> bool:
+    section, _, name = key.partition(".")
+    settings = getattr(study, section)
+    return name in settings.model_fields_set or name in getattr(settings, "settings", {})
+
+
+def _fits(study: Study, key: str) -> bool:
+    """Whether a default can stand beside what the study does say."""
+    if key == "rounds.mode":
+        # Circles that do not wait for each other are opened whole, and one at a time.
+        return not study.protection.recovery and study.protection.robust == "none"
+    return True
