@@ -52,6 +52,11 @@ class Visits(Task):
     preprocessing = "public"
     Settings = VisitsSettings
     defaults: ClassVar[Mapping[str, Any]] = {"simulation.partition": "natural"}
+    # Sites are not compared by models of fewer numbers (docs/guard.md).
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedamp": {"task.hidden": 128},
+        "fedcca": {"task.hidden": 128},
+    }
     settings: VisitsSettings
 
     def model(self) -> nn.Module:
