@@ -15,9 +15,10 @@ from rich.console import Console
 
 from secure_fl import protect, strategies, tasks
 from secure_fl.aggregation import RequestKind
-from secure_fl.errors import SettingsError, StorageError
+from secure_fl.errors import SettingsError, StorageError, UsageError
 from secure_fl.files import write_atomically
 from secure_fl.settings import require_known
+from secure_fl.study import recipes
 from secure_fl.study.data import require_data
 from secure_fl.study.defaults import chosen_protection, found
 from secure_fl.study.doubts import doubts
@@ -54,9 +55,10 @@ name = "{task}"
 
 [strategy]                 # {strategies}
 name = "{strategy}"
-epochs = 2
-batch_size = 16
-learning_rate = 0.05
+# epochs = 2               # passes over a site's data in a round; without it what suits task and strategy
+# batch_size = 16          # the same; `secure-fl study check` says what was chosen
+# optimizer = "sgd"        # or "adam"
+# learning_rate = 0.05
 
 [protection]               # {protections}
 kind = "{protection}"{warning}
@@ -88,38 +90,72 @@ attempts = 3
 share = "aggregate"        # none | aggregate | per-node; each site's policy may allow less
 
 [simulation]               # only for `secure-fl run`; not part of the hash
-nodes = 10
-partition = "iid"          # iid | dirichlet (alpha) | pathological (classes) | rotated (domains) | …
+# nodes = 10               # without it what suits the task
+# partition = "iid"        # iid | dirichlet (alpha) | pathological (classes) | rotated (domains) | natural: the data's own
+# path = ""                # of a task that reads files; or name a folder in the environment variable SECURE_FL_DATA
 """
 
 
-@app.command()
+_NEW_HELP = """Write a commented study to start from.
+
+With --recipe, a whole one, to start from or to reproduce a page of docs/results:
+
+{recipes}
+
+Examples:
+
+  secure-fl study new heart.toml --task breast-cancer --roster roster.toml
+
+  secure-fl study new trial.toml --recipe hospital
+""".format(recipes="\n\n".join(f"  {name:<11} {line}" for name, line in recipes.known().items()))
+
+
+@app.command(help=_NEW_HELP)
 def new(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("study.toml"),
     name: Annotated[str, typer.Option(help="The study's name.")] = "my-study",
-    task: Annotated[str, typer.Option(help="Task id.")] = "digits",
-    strategy: Annotated[str, typer.Option(help="Strategy id.")] = "fedavg",
+    recipe: Annotated[str, typer.Option(help=f"{' | '.join(recipes.known())}: see above.")] = "",
+    task: Annotated[str, typer.Option(help="Task id; without it the strategy's, or digits.")] = "",
+    strategy: Annotated[str, typer.Option(help="Strategy id; without it fedavg.")] = "",
     protection: Annotated[str, typer.Option(help="Protection id; without it what suits the strategy.")] = "",
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds; without it 10.")] = None,
     roster: Annotated[Path | None, typer.Option(help="The sites, as `secure-fl pki roster` prints them.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented study to start from.
-
-    Example: secure-fl study new heart.toml --name heart --task breast-cancer --roster roster.toml
-    """
+    """Write a study; see `_NEW_HELP`."""
     if path.exists() and not force:
         raise StorageError(f"{path}: exists already", advice="choose another name, or --force")
+    sites = Study.read(roster).study.roster if roster else {}
+    listed = tomli_w.dumps(sites).strip() or '# hospital-a = "…64 hexadecimal digits…"'
+    seed = secrets.randbits(62)
+    if recipe:
+        if task or strategy or protection or rounds is not None:
+            raise UsageError(
+                "--recipe settles task, strategy, protection and rounds", advice="leave them out, and edit the file"
+            )
+        text = recipes.written(recipe, study=name, seed=seed, roster=listed)
+    else:
+        text = _from_template(
+            name, seed, listed, task, strategy or "fedavg", protection, 10 if rounds is None else rounds
+        )
+    try:
+        Study.parse(tomllib.loads(text))  # Before it is written: a name or number that cannot be leaves no file.
+    except tomllib.TOMLDecodeError:
+        raise SettingsError("a quote or a control character is in no name", advice="check --name and --task") from None
+    write_atomically(path, text.encode())
+    typer.echo(f"{path}: written; next: secure-fl study show {path}")
+
+
+def _from_template(name: str, seed: int, roster: str, task: str, strategy: str, protection: str, rounds: int) -> str:
     require_known("strategy", strategy, strategies.known())
     protection = protection or protect.suitable(strategies.asks(strategy))
     require_known("protection", protection, protect.known())
-    sites = Study.read(roster).study.roster if roster else {}
-    text = _TEMPLATE.format(
+    return _TEMPLATE.format(
         name=name,
-        seed=secrets.randbits(62),
+        seed=seed,
         rounds=rounds,
-        roster=tomli_w.dumps(sites).strip() or '# hospital-a = "…64 hexadecimal digits…"',
-        task=task,
+        roster=roster,
+        task=task or strategies.defaults(strategy).get("task.name", "digits"),
         strategy=strategy,
         protection=protection,
         warning="            # UNSAFE: the coordinator sees every update" if protection == "none" else "",
@@ -127,12 +163,6 @@ def new(
         strategies=" | ".join(strategies.known()),
         protections=" | ".join(protect.known()),
     )
-    try:
-        Study.parse(tomllib.loads(text))  # Before it is written: a name or number that cannot be leaves no file.
-    except tomllib.TOMLDecodeError:
-        raise SettingsError("a quote or a control character is in no name", advice="check --name and --task") from None
-    write_atomically(path, text.encode())
-    typer.echo(f"{path}: written; next: secure-fl study show {path}")
 
 
 @app.command()

@@ -97,7 +97,11 @@ class Bearings(Task):
         "strategy.learning_rate": 0.0005,
     }
     # The paper's network, of which a site shares the first cells.
-    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {"fedasa": {"task.network": "cells"}}
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedasa": {"task.network": "cells"},
+        "ditto": {"strategy.personal_epochs": 5},
+        "tp": {"strategy.personal_epochs": 5},
+    }
     settings: BearingsSettings
 
     def model(self) -> nn.Module:

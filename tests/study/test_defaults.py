@@ -67,7 +67,8 @@ def test_every_pair_fits_or_says_why_not_before_anything_starts(task: str, strat
 
 
 @pytest.mark.parametrize(
-    ("task", "strategy"), [("sine", "pflda"), ("visits", "fedbuff"), ("breast-cancer", "fedcca"), ("bearings", "fedper")]
+    ("task", "strategy"),
+    [("sine", "pflda"), ("visits", "fedbuff"), ("breast-cancer", "fedcca"), ("bearings", "fedper")],
 )
 def test_some_pairs_run_as_they_are(tmp_path: Path, task: str, strategy: str) -> None:
     summary = run_small(small(task, strategy), tmp_path / "run")
@@ -96,7 +97,9 @@ def test_what_the_study_says_wins_over_the_task() -> None:
     assert study.simulation.partition == "iid"
     assert (study.strategy.settings["learning_rate"], study.strategy.settings["epochs"]) == (0.5, 20)
     # Also where it says what the built-in value is anyway.
-    assert Study.parse({**table, "strategy": {"name": "fedavg", "epochs": 2}}).completed().strategy.settings["epochs"] == 2
+    assert (
+        Study.parse({**table, "strategy": {"name": "fedavg", "epochs": 2}}).completed().strategy.settings["epochs"] == 2
+    )
 
 
 def test_the_strategy_wins_over_the_task_and_the_two_together_over_both() -> None:
