@@ -22,7 +22,8 @@ from secure_fl.study import recipes
 from secure_fl.study.data import require_data
 from secure_fl.study.defaults import chosen_protection, found
 from secure_fl.study.doubts import doubts
-from secure_fl.study.settings import Study, simulated_names
+from secure_fl.study.settings import Study
+from secure_fl.study.simulated import simulated_names
 
 app = typer.Typer(
     name="study",
@@ -91,7 +92,7 @@ share = "aggregate"        # none | aggregate | per-node; each site's policy may
 
 [simulation]               # only for `secure-fl run`; not part of the hash
 # nodes = 10               # without it what suits the task
-# partition = "iid"        # iid | dirichlet (alpha) | pathological (classes) | rotated (domains) | natural: the data's own
+# partition = "iid"        # iid | dirichlet (alpha) | pathological (classes) | rotated (domains) | natural
 # path = ""                # of a task that reads files; or name a folder in the environment variable SECURE_FL_DATA
 """
 

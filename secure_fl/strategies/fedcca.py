@@ -49,7 +49,7 @@ class FedCCA(AttentionStrategy):
     name = "fedcca"
     Settings = FedCCASettings
     settings: FedCCASettings
-    # The three nearest of those nearer than the mean. With the paper's criterion of half the mean nobody was selected in
+    # The three nearest of those nearer than the mean. With the paper's criterion, half the mean, nobody was selected in
     # our measurements (docs/results/attention.md), and every site trained alone.
     defaults: ClassVar[Mapping[str, Any]] = {"strategy.criterion": 1.0, "strategy.max_selected": 3}
 

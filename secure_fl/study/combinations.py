@@ -27,8 +27,8 @@ def require_combinations(
     features = layout.select(strategy.compared(layout, head)).size
     if not allowed(features) and MORE not in strategy.exceptions:
         raise SettingsError(
-            f"strategy {strategy.name!r} compares sites by {features} numbers of their models, and sites refuse that for "
-            f"fewer than {fewest()}: distances would tell too much about each number",
+            f"strategy {strategy.name!r} compares sites by {features} numbers of their models, and sites refuse that "
+            f"for fewer than {fewest()}: distances would tell too much about each number",
             advice="a larger model, for example by task.hidden; or strategy.more_comparisons = true where each site "
             f"lists {MORE!r} in its [policy] exceptions",
         )

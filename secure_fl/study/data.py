@@ -33,8 +33,8 @@ def require_data(study: Study) -> None:
     if task.public_files and not simulation.path:
         raise SettingsError(
             f"task {study.task.name!r} reads files, and simulation.path is empty",
-            advice=f"get {task.public_source}; then set simulation.path to it, or put it as {task.public_files[0]} into "
-            f"a folder that the environment variable {FOLDER} names",
+            advice=f"get {task.public_source}; then set simulation.path to it, or put it as {task.public_files[0]} "
+            f"into a folder that the environment variable {FOLDER} names",
         )
     from secure_fl.tasks.base import Share, Source
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from secure_fl import protect, strategies
 from secure_fl.study.data import FOLDER, public_path
 
 if TYPE_CHECKING:
     from secure_fl.study.settings import Study
+
+S = TypeVar("S", bound="Study")
 
 _WITH_SETTINGS = ("task", "strategy", "protection")  # sections with a table of what belongs to the part they name
 
@@ -68,7 +70,7 @@ def found(study: Study) -> tuple[Default, ...]:
     return tuple(applying.values())
 
 
-def filled(study: Study) -> Study:
+def filled(study: S) -> S:
     """The study with those defaults in it; itself, where there are none. Raises as `Study.parse` does."""
     applying = found(study)
     if not applying:

@@ -180,7 +180,7 @@ def test_what_a_task_declares_are_keys_of_a_study(name: str) -> None:
 def test_a_task_that_reads_files_says_which_and_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER, raising=False)
     table = {"task": {"name": "mnist"}, "simulation": {"nodes": 4}}
-    with pytest.raises(SettingsError, match="^task 'mnist' reads files, and simulation.path is empty$") as caught:
+    with pytest.raises(SettingsError, match=r"^task 'mnist' reads files, and simulation.path is empty$") as caught:
         require_data(Study.parse(table).completed())
     assert all(word in caught.value.hint for word in ("MNIST database", "mnist.npz", FOLDER))
     rng = np.random.default_rng(0)

@@ -118,10 +118,14 @@ def test_settings_of_a_recipe_are_those_of_its_page() -> None:
         recipe = recipes.written(name, study="x", seed=0, roster="")
         for key, value in re.findall(r"--set '?(strategy|task|simulation)\.([a-z_]+=[^\s']+)", command[0]):
             setting, _, expected = value.partition("=")
-            if setting in ("path",):
+            if setting == "path":
                 continue
-            assert re.search(rf"^{setting} = \"?{re.escape(expected).replace(',', ', *')}\"?", recipe, re.M), (name, key, value)
+            assert re.search(rf"^{setting} = \"?{re.escape(expected).replace(',', ', *')}\"?", recipe, re.MULTILINE), (
+                name,
+                key,
+                value,
+            )
         for option, setting in {"rounds": "rounds", "nodes": "nodes"}.items():
             number = re.search(rf"--{option} (\d+)", command[0])
             assert number is not None
-            assert re.search(rf"^{setting} = {number[1]}\b", recipe, re.M), (name, option)
+            assert re.search(rf"^{setting} = {number[1]}\b", recipe, re.MULTILINE), (name, option)
