@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from secure_fl import protect, strategies, tasks
 from secure_fl.cli.progress import RunProgress, human
 from secure_fl.cli.study import remarks
 from secure_fl.errors import BlocksClosedError
@@ -19,8 +20,8 @@ from secure_fl.settings import set_dotted
 from secure_fl.study.settings import Study
 
 NOTHING_COMBINED = (
-    "No combination was opened: every site has trained alone. Sites selected too few peers, or the release guard "
-    "refused what they asked for."
+    "No combination was opened: every site has trained alone. Sites selected too few peers, or what they asked for would "
+    "have shown one of them (docs/guard.md). A larger strategy.criterion selects more."
 )
 
 
@@ -30,11 +31,17 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the study; repeatable."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of simulated sites.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task id, or module:attribute.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="Strategy id.")] = None,
-    protection: Annotated[str | None, typer.Option(help="Protection id.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of simulated sites; without it what suits the task.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds; without it 10.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help=f"What is learnt: {', '.join(tasks.BUILT_IN)}; or your own, as module:attribute.")
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help=f"How: {', '.join(strategies.known())}.")] = None,
+    protection: Annotated[
+        str | None, typer.Option(help=f"{', '.join(protect.known())}; without it what suits the strategy.")
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="processes: real processes over mutual TLS; threads: one process.")
     ] = "processes",
@@ -42,11 +49,20 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Output folder; an unfinished run in it is resumed.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Run a whole federation on this machine.
+    """Run a whole federation on this machine: one coordinator and a process for each site, over mutual TLS.
 
-    One coordinator and N node processes with a throw-away PKI, over mutual TLS on loopback.
+    What you do not set is chosen to suit the task and the strategy, and printed. A mistake is found before anything starts.
+    Afterwards the output folder has report.html, to be read offline.
 
-    Example: secure-fl run --nodes 5 --rounds 3 --strategy fedper --set simulation.partition=dirichlet
+    Examples:
+
+      secure-fl run
+
+      secure-fl run --task sine --strategy pflda
+
+      secure-fl run --strategy fedper --set simulation.partition=dirichlet
+
+      secure-fl run trial.toml --engine threads --out runs/trial
     """
     table: dict[str, Any] = Study.read_table(study) if study else {}
     for key, value in {

@@ -27,7 +27,8 @@ from secure_fl.study.simulated import simulated_names
 
 app = typer.Typer(
     name="study",
-    help="Write, validate and explain a study: what a consortium agrees on.",
+    help="Write, check and explain a study, the file that a consortium agrees on; then hand it to a coordinator.\n\n"
+    "Start with: secure-fl study new trial.toml, then study check, study show and run.",
     no_args_is_help=True,
 )
 
@@ -67,7 +68,7 @@ colluders = 1              # how many sites may work together with the coordinat
 # bits = 16                # fixed-point width of every value; without it what suits the protection
 # clip = 1.0               # largest change of a parameter in one round; without it what suits the task
 # circles = "auto"         # whose updates are only ever opened together: by name, "speed", or a list of lists of sites
-# recovery = false         # true: a sum of whoever is left, which tells on whoever left; each site has to agree
+# recovery = false         # true: rounds survive dropouts, but tell something about who left; each site has to agree
 # robust = "none"          # trimmed | median: a mean over circles that few lying sites hardly move
 # min_cohort = 3           # sites of a circle, and contributors behind anything opened; at least max(3, colluders + 2)
 # reference_samples = 1000 # weigh sites by min(1, samples / this); without it every site counts the same
@@ -174,7 +175,17 @@ def check(
         Path | None, typer.Option(help="Write it here with every default and its initial model: the file for sites.")
     ] = None,
 ) -> None:
-    """Validate a study: keys, names, whether its parts fit together, whether there are enough sites."""
+    """Find mistakes before anything starts, and say what was chosen where the study does not say.
+
+    Checked are keys and names, whether task, strategy, protection and privacy fit together, whether there are enough sites
+    and, without a roster, whether the data of the simulation fit.
+
+    Examples:
+
+      secure-fl study check trial.toml
+
+      secure-fl study check heart.toml --write heart-complete.toml
+    """
     table = Study.read_table(path)
     written = Study.parse(table)
     study = written.completed()
@@ -237,7 +248,10 @@ def _check_simulated(study: Study) -> None:
 
 @app.command()
 def show(path: StudyPath, as_json: AsJson = False, units: Units = None) -> None:
-    """Explain in plain language what leaves a site, who learns what, and what it costs in privacy."""
+    """Explain in plain language what leaves a site, who learns what, and what it costs in privacy.
+
+    Example: secure-fl study show heart.toml --units 300
+    """
     from secure_fl.study.explain import explain  # needs torch, which `--help` should not wait for
 
     study = Study.read(path).completed()

@@ -129,13 +129,14 @@ class ProtectionSection(_WithSettings):
     kind: str = Field(default_factory=lambda: protect.suitable(RequestKind.SUM))
     colluders: int = Field(1, ge=0, le=limits.NODES)
     min_cohort: int | None = Field(None, ge=3, le=limits.NODES)
-    bits: int = Field(16, ge=4, le=24)  # without a word, what suits the protection
+    bits: int = Field(16, ge=4, le=24)  # default: the protection's own `bits`
     clip: float | None = Field(None, gt=0, allow_inf_nan=False)  # `completed` writes what suits the task
     reference_samples: int | None = Field(None, ge=1)
     # Which sites' updates are only ever opened together; "auto" divides the roster by name, "speed" by how long sites
     # take to train, as they declare it once before the first round.
     circles: Literal["auto", "speed"] | tuple[tuple[str, ...], ...] = "auto"
-    # Sums of whoever is there, instead of whole circles: they survive dropouts, and tell on whoever comes or goes.
+    # Sums of the sites that are there, instead of whole circles. They survive dropouts. If a site comes or goes between
+    # two rounds, the difference of the two sums tells something about it.
     recovery: bool = False
     # How the means of circles become one: weighted, or so that few lying sites move it little.
     robust: Literal["none", "trimmed", "median"] = "none"

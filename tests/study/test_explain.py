@@ -61,21 +61,24 @@ def test_recovery_is_an_exception() -> None:
 
 @pytest.mark.parametrize(("protection", "minimum"), [({}, 4), ({"colluders": 4}, 6), ({"min_cohort": 9}, 9)])
 def test_the_minimum_cohort_is_named(protection: dict[str, Any], minimum: int) -> None:
-    assert f"Nothing is opened with fewer than {minimum} contributors" in text(protection=protection)
+    assert f"is opened with fewer than {minimum} sites in it" in text(protection=protection)
 
 
 @pytest.mark.parametrize(
     ("share", "sentence"),
     [
-        ("none", "No measurement (accuracy, loss) leaves the site."),
-        ("aggregate", "leave only inside the same sum as the model, which this protection does not hide."),
-        ("per-node", "number of samples go to the coordinator in the clear."),
+        (
+            "none",
+            "No measurement (accuracy, loss) leaves the site, so nobody else learns how well the model does there.",
+        ),
+        ("aggregate", "in the same total as the model, and this protection hides no site's."),
+        ("per-node", "The coordinator sees each site's own measurements (accuracy, loss) and its number of samples."),
     ],
 )
 def test_metrics_are_explained_per_mode(share: str, sentence: str) -> None:
     explained = text(metrics={"share": share}, protection={"kind": "none"})
     assert sentence in explained
-    others = ("No measurement", "leave only inside", "number of samples go")
+    others = ("No measurement", "in the same total as the model", "each site's own measurements")
     assert sum(other in explained for other in others) == 1
 
 
