@@ -20,8 +20,8 @@ from secure_fl.settings import set_dotted
 from secure_fl.study.settings import Study
 
 NOTHING_COMBINED = (
-    "No combination was opened: every site has trained alone. Sites selected too few peers, or what they asked for would "
-    "have shown one of them (docs/guard.md). A larger strategy.criterion selects more."
+    "No combination was opened: every site has trained alone. Sites selected too few peers, or what they asked for "
+    "would have shown one of them (docs/guard.md). A larger strategy.criterion selects more."
 )
 
 
@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Run a whole federation on this machine: one coordinator and a process for each site, over mutual TLS.
 
-    What you do not set is chosen to suit the task and the strategy, and printed. A mistake is found before anything starts.
+    What you do not set is chosen to suit the task and the strategy, and printed. Mistakes are found before it starts.
     Afterwards the output folder has report.html, to be read offline.
 
     Examples:

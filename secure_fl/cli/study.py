@@ -177,8 +177,8 @@ def check(
 ) -> None:
     """Find mistakes before anything starts, and say what was chosen where the study does not say.
 
-    Checked are keys and names, whether task, strategy, protection and privacy fit together, whether there are enough sites
-    and, without a roster, whether the data of the simulation fit.
+    Checked are keys and names, whether task, strategy, protection and privacy fit together, whether there are enough
+    sites and, without a roster, whether the data of the simulation fit.
 
     Examples:
 
@@ -226,7 +226,7 @@ def check(
 
 def remarks(table: Mapping[str, Any], written: Study, study: Study) -> list[str]:
     """What was chosen for a study that does not say, and what in it is hardly meant. `written` is as it was read."""
-    chosen = chosen_protection(table, study)
+    chosen = chosen_protection(table, strategy=study.strategy.name, kind=study.protection.kind)
     by: dict[str, list[str]] = {}
     for default in found(written):
         by.setdefault(default.by, []).append(f"{default.key} = {default.value}")

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from secure_fl import tasks
 from secure_fl.errors import DataError, SettingsError
-
-if TYPE_CHECKING:
-    from secure_fl.study.settings import Study
-    from secure_fl.tasks.base import Task
-
-FOLDER = "SECURE_FL_DATA"  # the environment variable that names a folder with public data sets
-
-
-def public_path(task: type[Task]) -> str:
-    """Where a task's data are in the folder of public data sets; empty where there is none of them."""
-    folder = os.environ.get(FOLDER)
-    candidates = [Path(folder).resolve() / name for name in task.public_files] if folder else []
-    return next((str(path) for path in candidates if path.exists()), "")
+from secure_fl.study.settings import Study
+from secure_fl.tasks.public import FOLDER
 
 
 def require_data(study: Study) -> None:

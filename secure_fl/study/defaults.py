@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from secure_fl import protect, strategies
-from secure_fl.study.data import FOLDER, public_path
+from secure_fl.settings import Settings
+from secure_fl.tasks.public import FOLDER, public_path
 
-if TYPE_CHECKING:
-    from secure_fl.study.settings import Study
-
-S = TypeVar("S", bound="Study")
+S = TypeVar("S", bound=Settings)  # a study: this module fills in what `Study.completed` then works with
 
 _WITH_SETTINGS = ("task", "strategy", "protection")  # sections with a table of what belongs to the part they name
 
@@ -50,22 +48,25 @@ def suitable(values: Any) -> Any:
     return filled
 
 
-def found(study: Study) -> tuple[Default, ...]:
+def found(study: Settings) -> tuple[Default, ...]:
     """The defaults of task and strategy that apply: the study does not say itself. Imports the task."""
     from secure_fl import tasks
 
-    task, strategy = tasks.resolve(study.task.name), study.make_strategy()
+    values, said = study.model_dump(), study.model_dump(exclude_unset=True)
+    name, strategy = values["task"]["name"], values["strategy"]["name"]
+    task = tasks.resolve(name)
     layers = (
-        (f"task {study.task.name}", task.defaults),
-        (f"strategy {strategy.name}", strategy.defaults),
-        (f"task {study.task.name} with strategy {strategy.name}", task.defaults_with.get(strategy.name, {})),
+        (f"task {name}", task.defaults),
+        (f"strategy {strategy}", strategies.defaults(strategy)),
+        (f"task {name} with strategy {strategy}", task.defaults_with.get(strategy, {})),
     )
     applying: dict[str, Default] = {}
-    if not study.study.roster and not _is_said(study, "simulation.path") and (path := public_path(task)):
+    # Where a study lead keeps files is no business of sites.
+    if not values["study"]["roster"] and not _is_said(said, "simulation.path") and (path := public_path(task)):
         applying["simulation.path"] = Default(key="simulation.path", value=path, by=f"folder {FOLDER}")
     for by, layer in layers:
         for key, value in layer.items():
-            if not _is_said(study, key) and _fits(study, key):
+            if not _is_said(said, key) and _fits(values, key):
                 applying[key] = Default(key=key, value=value, by=by)
     return tuple(applying.values())
 
@@ -85,28 +86,28 @@ def filled(study: S) -> S:
     return type(study).parse(table)
 
 
-def chosen_protection(table: Mapping[str, Any], study: Study) -> str | None:
-    """A sentence about the protection that was chosen for a study's table that names none; None for the usual one."""
+def chosen_protection(table: Mapping[str, Any], *, strategy: str, kind: str) -> str | None:
+    """A sentence about the protection `kind` of a study whose table names none; None for the usual one."""
     named = table.get("protection", {})
     usual = protect.suitable(strategies.asks(""))
-    if not isinstance(named, Mapping) or "kind" in named or study.protection.kind == usual:
+    if not isinstance(named, Mapping) or "kind" in named or kind == usual:
         return None
-    asked = strategies.asks(study.strategy.name).value
     return (
-        f"protection {study.protection.kind!r} was chosen: strategy {study.strategy.name!r} asks for a {asked}, which "
+        f"protection {kind!r} was chosen: strategy {strategy!r} asks for a {strategies.asks(strategy).value}, which "
         f"the usual {usual!r} does not serve"
     )
 
 
-def _is_said(study: Study, key: str) -> bool:
+def _is_said(table: Mapping[str, Any], key: str) -> bool:
+    """Whether a study's table, as far as it was written, has a key."""
     section, _, name = key.partition(".")
-    settings = getattr(study, section)
-    return name in settings.model_fields_set or name in getattr(settings, "settings", {})
+    written = table.get(section, {})
+    return name in written or name in written.get("settings", {})
 
 
-def _fits(study: Study, key: str) -> bool:
+def _fits(values: Mapping[str, Any], key: str) -> bool:
     """Whether a default can stand beside what the study does say."""
     if key == "rounds.mode":
         # Circles that do not wait for each other are opened whole, and one at a time.
-        return not study.protection.recovery and study.protection.robust == "none"
+        return not values["protection"]["recovery"] and values["protection"]["robust"] == "none"
     return True

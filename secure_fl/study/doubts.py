@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from secure_fl.study.settings import Study
+from secure_fl.study.settings import Study
 
 # Above this, a guess about one record may become e^10 = 22,000 times as likely through what is published.
 WEAK_EPSILON = 10.0

@@ -64,8 +64,8 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
             sentences=(
                 *protection.explain(request.kind),
                 *_circles(study, request.kind),
-                f"No total of a part of the model (a block) is opened with fewer than {minimum} sites in it; such a part "
-                "keeps its value.",
+                f"Nothing of a block (a part of the model) is opened with fewer than {minimum} sites in it; such a "
+                "block keeps its value.",
                 *_dropouts(study, request.kind),
                 *_exceptions(study),
                 "The coordinator always sees who takes part, when, and how much is sent.",

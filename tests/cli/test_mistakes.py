@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from secure_fl.cli import app, main
 from secure_fl.errors import SecureFLError
-from secure_fl.study.data import FOLDER
 from secure_fl.study.doubts import doubts
 from secure_fl.study.settings import Study
+from secure_fl.tasks.public import FOLDER
 
 invoke = CliRunner().invoke
 NOISE: dict[str, Any] = {"mode": "dp-sgd", "epsilon": 3.0, "delta": 1e-5}

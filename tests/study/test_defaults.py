@@ -15,9 +15,10 @@ from secure_fl.errors import SettingsError
 from secure_fl.events import ignore
 from secure_fl.simulation.run import run
 from secure_fl.strategies.base import LocalTraining
-from secure_fl.study.data import FOLDER, require_data
+from secure_fl.study.data import require_data
 from secure_fl.study.defaults import chosen_protection, filled, found
 from secure_fl.study.settings import Study
+from secure_fl.tasks.public import FOLDER
 
 WITHOUT_FILES = ("digits", "breast-cancer", "sine", "bearings", "visits")
 PAIRS = [(task, strategy) for task in WITHOUT_FILES for strategy in strategies.known()]
@@ -149,11 +150,12 @@ def test_a_strategy_that_combines_gets_a_protection_that_can_and_says_so() -> No
     table: dict[str, Any] = {"strategy": {"name": "fedcca"}}
     study = Study.parse(table)
     assert study.protection.kind == "sealed"
-    assert "'sealed' was chosen: strategy 'fedcca' asks for a combine" in str(chosen_protection(table, study))
+    said = chosen_protection(table, strategy="fedcca", kind="sealed")
+    assert "'sealed' was chosen: strategy 'fedcca' asks for a combine" in str(said)
     named = {**table, "protection": {"kind": "encrypted"}}
     assert Study.parse(named).protection.kind == "encrypted"
-    assert chosen_protection(named, Study.parse(named)) is None
-    assert chosen_protection({}, Study.parse({})) is None
+    assert chosen_protection(named, strategy="fedcca", kind="encrypted") is None
+    assert chosen_protection({}, strategy="fedavg", kind="masked") is None
 
 
 # --- declarations -----------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_the_agreement_and_its_limits_are_named() -> None:
     parsed = study(protection={"clip": 0.25, "bits": 12})
     explained = text(protection={"clip": 0.25, "bits": 12})
     assert parsed.id in explained
-    assert "clipped to ±0.25" in explained
+    assert "cut off at ±0.25" in explained
     assert "rounded to 12 bits" in explained
     assert "nothing limits how much the results can reveal" in explained
 
@@ -115,14 +115,14 @@ def test_weights_are_explained() -> None:
     assert "Every site counts the same" in text()
     few = {"reference_samples": 500, "recovery": True}
     assert "protection.reference_samples has no effect" in text(protection=few)
-    assert "min(1, samples/500)" in text(protection={"reference_samples": 500})
+    assert "by its samples, up to 500" in text(protection={"reference_samples": 500})
 
 
 def test_a_combination_is_explained_as_one() -> None:
     explained = text(strategy={"name": "fedamp"}, protection={"kind": "sealed"})
     assert "Each site opens its own combination, and nobody else's." in explained
     assert "Each site decides how much every other counts for it." in explained
-    assert "Measurements (accuracy, loss) leave once, when the study ends" in explained
+    assert "measurements (accuracy, loss) are added up once, when the study ends, over all sites" in explained
     assert "rounded to 20 bits" in explained
 
 

@@ -15,8 +15,8 @@ from secure_fl.errors import UnknownNameError, UsageError
 from secure_fl.events import ignore
 from secure_fl.simulation.run import run
 from secure_fl.study import recipes
-from secure_fl.study.data import FOLDER
 from secure_fl.study.settings import Study
+from secure_fl.tasks.public import FOLDER
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ("aifed", "factory", "fedasa", "fedcca", "hospital", "pflda", "pflsensing")

@@ -106,8 +106,8 @@ def steady(
     """Return `row` if holders would open it after `asked`; else the latest earlier row that still fits; else `{}`.
 
     If a site changes its mix of partners every round, the mixes together reveal single partners. So holders refuse a
-    row that says too much beside the earlier ones. An earlier row, asked for again, says nothing new. It fits if all its
-    nodes are here.
+    row that says too much beside the earlier ones. An earlier row, asked for again, says nothing new. It fits if all
+    its nodes are here.
     """
     if not row or refusal(row, me=me, uploaded=uploaded, colluders=colluders, asked=asked) != "history":
         return row
