@@ -95,7 +95,7 @@ class AttemptRunner:
         self._over: SecureFLError | None = None  # what is said to whoever still sends something
         self._away_since: dict[str, float] = {}
         # What nodes download for this attempt.
-        self._objects = {model.object.sha256, *(earlier.sha256 for earlier in model.earlier)}
+        self._objects = {model.object.sha256, model.first.sha256} - {b""}
         self._reception = Reception(services.files, self._folder)
 
     # --- from the first phase to the last -----------------------------------------------------------------------

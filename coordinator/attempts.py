@@ -17,7 +17,6 @@ from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt
 from secure_fl.errors import LateMessageError, NotConnectedError, RoundError, SecureFLError, WrongSharesError
 from secure_fl.events import RoundResumed, RoundStarted, RoundVoid
-from secure_fl.results.record import RoundRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.context import round_context
@@ -35,13 +34,11 @@ class OpenAttempts:
         left_out: LeftOutSites,
         *,
         now: Callable[[], float],
-        records: Callable[[], Sequence[RoundRecord]],
     ) -> None:
         self._services = services
         self._left_out = left_out
         self._resolved = services.resolved
         self._now = now
-        self._records = records  # the committed rounds: a site that was away goes through their models
         self._open: dict[tuple[int, int], AttemptRunner] = {}
         self._settled = asyncio.Event()  # What the store remembers of attempts under way has been replayed.
         self._planning = asyncio.Lock()  # Attempts of several circles are numbered one after the other.
@@ -129,9 +126,7 @@ class OpenAttempts:
             shared=model.layout,
             asked=plan.asked,
         )
-        return AttemptRunner(
-            plan, self._services, model=model.reference(version, self._records()), context=context, seconds=seconds
-        )
+        return AttemptRunner(plan, self._services, model=model.reference(version), context=context, seconds=seconds)
 
     # --- end ----------------------------------------------------------------------------------------------------
 

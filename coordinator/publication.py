@@ -113,8 +113,6 @@ class Publication:
         under_way = list(self.attempts)
         self.files.prune(
             versions={current.version - 1, current.version, *(other.plan.model_version for other in under_way)},
-            objects={previous.object, current.object, *self.model.earlier(current.version, self.records)}.union(
-                *(other.objects for other in under_way)
-            ),
+            objects={self.model.first, previous.object, current.object}.union(*(other.objects for other in under_way)),
         )
         self.save_record()

@@ -27,9 +27,7 @@ from secure_fl.errors import (
     StorageError,
 )
 from secure_fl.files import sha256_of
-from secure_fl.limits import EARLIER_MODELS, MIB
 from secure_fl.protect.contract import Opened, OpenedSums
-from secure_fl.results.record import RoundRecord
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.strategies.base import State
 from secure_fl.strategies.merging import Arrival, own_part, with_own_part
@@ -37,8 +35,6 @@ from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.start import start_of
 from secure_fl.study.turns import Turn
 from secure_fl.transport.wire import layout_to_wire
-
-KEPT_BYTES = 4096 * MIB  # of earlier models, for sites that were away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +77,7 @@ class SharedModel:
         else:
             self._require_whole(current)
         self.current: StoredModel = current
-        self._objects: dict[int, bytes] = {}  # by version, once they were asked for
-        self.earlier(current.version, store.records(resolved.id))  # Here, and not later on the event loop.
+        self.first = self.version(0).object  # It is kept for sites that come late.
 
     def version(self, number: int) -> StoredModel:
         """A version that is kept; `StorageError` for one that is not."""
@@ -177,43 +172,15 @@ class SharedModel:
         """Go on from a version that the store has committed."""
         self.current = version
 
-    def earlier(self, version: int, records: Sequence[RoundRecord]) -> tuple[bytes, ...]:
-        """The objects of the versions before `version` that a site of the roster still needs, oldest first.
-
-        A site that took part in round r has version r − 1, and goes on from there step by step. Whoever was away for
-        longer than models are kept cannot come back to this study.
-        """
-        most = min(EARLIER_MODELS, max(1, KEPT_BYTES // max(1, 4 * self.layout.size)))
-        has: dict[str, int] = {}  # by site, the version that it trained from last
-        roster = self._resolved.study.study.roster
-        for record in reversed(records):
-            bases = {site: circle.base for circle in record.circles for site in circle.members if circle.opened}
-            for site in record.cohort:
-                base = bases.get(site)
-                has.setdefault(site, record.number - 1 if base is None else base)
-            if len(has) == len(roster) or record.number <= version - most:
-                break
-        everybody = bool(has) and has.keys() >= roster.keys()
-        since = max(0, version - most, 1 + min(has.values()) if everybody else 0)
-        found: list[bytes] = []
-        for number in range(version - 1, since - 1, -1):
-            if number not in self._objects:
-                stored = self._store.model(self._resolved.id, version=number)
-                self._objects[number] = b"" if stored is None else stored.object
-            if not self._files.has(self._objects[number]):
-                break
-            found.append(self._objects[number])
-        return tuple(reversed(found))
-
-    def reference(self, version: StoredModel, records: Sequence[RoundRecord] = ()) -> pb.ModelRef:
-        """What nodes are told to fetch, after the committed rounds `records`."""
+    def reference(self, version: StoredModel) -> pb.ModelRef:
+        """What nodes are told to fetch: this version and, if they have no model of the study yet, the first one."""
         size = self.layout.size * 4
         return pb.ModelRef(
             version=version.version,
             digest=version.digest,
             blocks=layout_to_wire(self.layout),
             object=pb.ObjectRef(sha256=version.object, size=size),
-            earlier=[pb.ObjectRef(sha256=each, size=size) for each in self.earlier(version.version, records)],
+            first=pb.ObjectRef(sha256=self.first, size=size),
         )
 
     def _write(self, version: int, blocks: Blocks, state: State) -> StoredModel:

@@ -91,7 +91,7 @@ class StudyRunner:
             grace=grace,
         )
         self._left_out = LeftOutSites(self.id, folder, listener)
-        self._attempts = OpenAttempts(self._services, self._left_out, now=now, records=lambda: self._records)
+        self._attempts = OpenAttempts(self._services, self._left_out, now=now)
         self._welcoming: set[asyncio.Task[None]] = set()
         self._gathering = Gathering(self.resolved, sessions, listener, self._left_out)
         self._records: list[RoundRecord] = []

@@ -209,16 +209,15 @@ class Participation:
         return kept
 
     async def _fetch(self, announcement: pb.PhaseAnnouncement) -> Path:
-        """3. Fetch the shared model; keep it only if it is the announced one, and one step from the last one."""
+        """3. Fetch the shared model; keep it only if it is the announced one, and one that rounds can have made."""
         number, target = self._number, announcement.model.object
         models = await in_thread_whole(VerifiedModels, self._resolved, self._store.folder, self._layout)
         route = await in_thread_whole(models.route, announcement.model, number=number)
         await in_thread_whole(self._store.fix_base, number, _base(announcement))
         for step in route:
-            incoming = IncomingObject(self._scratch("received.bin"), step)
+            incoming = IncomingObject(self._scratch("received.bin"), step.object)
             await self._services.session.download(self._resolved.id, incoming, durable=True)
             received = await in_thread_whole(models.accept, incoming.path, step)
-        await in_thread_whole(models.arrived, number)
         self._services.listener(Fetched(**self._about(), bytes=target.size))
         return received
 

@@ -29,6 +29,5 @@ SAMPLES: Final = 2**53  # what a double counts exactly
 BLOCKS: Final = 4096
 TENSORS: Final = 16_384  # of a whole model
 DIMENSIONS: Final = 8
-EARLIER_MODELS: Final = 1024  # that a node which was away may have to go through
 
 SESSION_QUEUE: Final = 64  # announcements waiting for one slow node before its session is dropped
