@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coordinator.attempt import AttemptRunner
 from coordinator.attempts import OpenAttempts, vanished
 from coordinator.bulk_files import BulkFiles
 from coordinator.gathering import Gathering
@@ -74,7 +75,13 @@ class Publication:
         """14. Commit the round and its model in one transaction; then tell."""
         record = record_round(
             RoundFacts.of(
-                len(self.records) + 1, kind, result, metrics=decoded.metrics, blocks_kept=decoded.blocks_kept
+                len(self.records) + 1,
+                kind,
+                result,
+                metrics=decoded.metrics,
+                blocks_kept=decoded.blocks_kept,
+                arrived=await in_thread(_arrived, result.attempts),
+                committed=self.attempts.now(),
             ),
             roster=roster,
             per_node=self.resolved.study.metrics.share == "per-node",
@@ -114,8 +121,10 @@ class Publication:
         under_way = list(self.attempts)
         self.files.prune(
             versions={current.version - 1, current.version, *(other.plan.model_version for other in under_way)},
-            objects={previous.object, current.object, *self.model.earlier(current.version, self.records)}.union(
-                *(other.objects for other in under_way)
-            ),
+            objects={self.model.first, previous.object, current.object}.union(*(other.objects for other in under_way)),
         )
         self.save_record()
+
+
+def _arrived(attempts: Sequence[AttemptRunner]) -> dict[str, float]:
+    return {node: when for attempt in attempts for node, when in attempt.arrivals().items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +12,13 @@ import pytest
 from secure_fl.cli.measured import reached
 from secure_fl.cli.progress import describe_round
 from secure_fl.cli.run import _print
+from secure_fl.cli.status_text import tell
 from secure_fl.results.own_metrics import with_values
 from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.results.wording import sentences
 from secure_fl.rounds import RoundKind
+from secure_fl.rpc import operations_pb2 as pb
 
 
 def node(name: str, accuracy: float | None, samples: int | None, **more: Any) -> NodeRound:
@@ -87,9 +91,18 @@ def test_whoever_has_the_tasks_formula_fills_its_values_in() -> None:
     assert with_values(RECORD, {}) is RECORD
 
 
-def test_a_status_says_what_was_reached_and_stands_without_it(tmp_path: Any) -> None:
-    plain = replace(RECORD, rounds=(replace(LAST, sums={}, nodes=()),))
-    plain.save(tmp_path / "record.json")
-    told = reached((tmp_path / "record.json").read_bytes())
+def test_a_card_says_what_was_reached(tmp_path: Path) -> None:
+    replace(RECORD, settings="not a study").save(tmp_path / "record.json")
+    told = reached((tmp_path / "record.json").read_bytes())  # What the task's code is needed for stays out.
     assert told[1] == "auc 0.6875 (all test rows together)"
-    assert reached(b"") == reached(b"{}") == reached(b"null") == reached(b'{"version": 99}') == ()
+    assert reached(b"") == ()
+
+
+def test_a_status_has_a_column_per_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(pb.StudyStatus(name="sepsis", record=json.dumps(asdict(RECORD)).encode()))
+    told = capsys.readouterr().out
+    assert "accuracies, losses and errors: mean over sites; auc, kappa: all test rows together" in told
+    assert "0.6875" in told
+    plain = replace(RECORD, rounds=(replace(LAST, metrics={}, sums={}),))
+    tell(pb.StudyStatus(name="sepsis", record=json.dumps(asdict(plain)).encode()))
+    assert "all test rows" not in capsys.readouterr().out
