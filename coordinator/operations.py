@@ -84,7 +84,7 @@ class Operations:
             state=runner.outcome,
             reason=runner.reason,
             rounds_done=runner.rounds_done,
-            rounds_planned=runner.study.study.rounds,
+            rounds_planned=runner.study.versions,
             owner="" if owner is None else owner.name,
             sites=[pb.SiteStatus(**site) for site in self._coordinator.hub.sites(runner)],
             needed=0 if circles else runner.study.min_cohort(runner.resolved.request),

@@ -217,6 +217,7 @@ class StudyRunner:
             reason=self.reason,
             parameters=self._model.parameters,
             shared_parameters=self._model.layout.model.size,
+            blocks={shape.name: shape.size for shape in self._model.layout.model},
             rounds=tuple(self._records),
             left_out=self._left_out.sites,
         )

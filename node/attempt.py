@@ -92,6 +92,7 @@ class Participation:
             attempt=announcement.attempt,
             trains=self._kind is not RoundKind.EVALUATE,
         )
+        self._version: int | None = None  # of the model that was fetched, where it does not follow from the round
         self._refusal = ""
         self._finished = False
         self._seconds = 0.0  # that training took
@@ -223,6 +224,7 @@ class Participation:
             incoming = IncomingObject(self._scratch("received.bin"), step.object)
             await self._services.session.download(self._resolved.id, incoming, durable=True)
             received = await in_thread_whole(models.accept, incoming.path, step)
+        self._version = route[-1].version if self._study.rounds.is_buffered else None
         self._services.listener(Fetched(**self._about(), bytes=target.size))
         return received
 
@@ -253,6 +255,7 @@ class Participation:
             mechanism=self._privacy.mechanism,
             epochs=self._privacy.epochs(number, trains=self._kind is not RoundKind.EVALUATE),
             asked=tuple(self._first.asked),
+            version=self._version,
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:

@@ -240,7 +240,8 @@ def _site(job: Job, loaded: _Loaded) -> Site:
         device=job.device,
         budget=job.budget,
         asked=job.asked or None,
-        round=job.round,
+        # Where circles take turns, other circles' turns are rounds of the model, too.
+        round=job.round if job.version is None else job.version + 1,
         privacy=None if job.privacy is None or job.kind is not RoundKind.TRAIN else Mechanism(**job.privacy),
         privacy_seed=bytes.fromhex(job.privacy_seed) or None,
         reserved_steps=job.reserved_steps,

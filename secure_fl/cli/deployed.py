@@ -21,6 +21,7 @@ from secure_fl.report import Step, render
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
+from secure_fl.study.doubts import doubts
 from secure_fl.study.settings import Study
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ def submit(
     """
     study = Study.read(path).completed()
     study.check()
+    for doubt in doubts(study):
+        typer.echo(f"warning: {doubt}", err=True)
     status = _call(operator, lambda lead: lead.submit(study))
     if as_json:
         typer.echo(json.dumps(_plain(status)))

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from secure_fl.cli.turn_progress import standing
 from secure_fl.operations.waiting import ended_words, site_words, waiting_words
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
@@ -23,8 +24,10 @@ def tell(study: pb.StudyStatus) -> None:
     """One study, for people."""
     typer.echo(f"{study.name} {study.study_id}")
     owner = f", submitted by {study.owner}" if study.owner else ""
-    typer.echo(f"  {study.state}{_reason(study)}, {study.rounds_done} of {study.rounds_planned} rounds{owner}")
-    for line in waiting_words(study):
+    circles = _circles(study)
+    unit = "versions" if circles else "rounds"
+    typer.echo(f"  {study.state}{_reason(study)}, {study.rounds_done} of {study.rounds_planned} {unit}{owner}")
+    for line in (*circles, *waiting_words(study)):
         typer.echo(f"  {line}")
     table = Table("site", "connected", "takes part", "why not", box=SIMPLE_HEAD, pad_edge=False)
     for site in study.sites:
@@ -42,6 +45,14 @@ def words(study: pb.StudyStatus) -> dict[str, Any]:
         "ended": ended_words(study),
         "why_not": {site.name: said for site in study.sites if (said := site_words(site))},
     }
+
+
+def _circles(study: pb.StudyStatus) -> list[str]:
+    """Of a buffered study, where each circle is."""
+    if not study.record:
+        return []
+    absent = [site.name for site in study.sites if not (site.connected and site.accepted)]
+    return standing(StudyRecord.from_json(json.loads(study.record)), absent=absent)
 
 
 def _reason(study: pb.StudyStatus) -> str:
