@@ -58,7 +58,7 @@ class FedCCA(AttentionStrategy):
         return (
             "Leaves: how every block of the site's model differs from the common start. It becomes part of mixtures, "
             "each made for one site, which only that site can read. Also a summary (sketch) of one layer of a second "
-            "model that only this site trains: each other site learns how far it is from its own, and nothing else of it.",
+            "model that only this site trains: each other site learns how far it is from its own, and nothing else.",
             "Stays: the data and both models. The coordinator sees which peers a site selects and how much they weigh.",
             *self.explain_comparing(),
         )
