@@ -37,7 +37,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"privacy": {**NOISE, "delta": 2.0}}, "privacy.delta: must be below 1 (got 2.0)", ""),
     ({"privacy": {**NOISE, "delta": 0.2}}, "privacy.delta = 0.2 is not between", "far below 1 / (number of records"),
     ({"privacy": {**NOISE, "delta": 0.01}}, "privacy.delta = 0.01 at a site with 130 records", "below 1 / 130"),
-    ({"privacy": {**NOISE, "unit": "group"}}, "do not say which rows belong together", 'unit = "record"'),
+    ({"privacy": {**NOISE, "unit": "group"}}, "does not say which rows belong to the same group", 'unit = "record"'),
     ({"privacy": {**NOISE, "unit": "group"}, "task": {"name": "sine"}}, "never belong to a group", 'unit = "record"'),
     ({"privacy": {**NOISE, "epsilon": 1e-6}}, "leaves nothing to spend", "larger epsilon"),
     # --- data
