@@ -16,7 +16,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from secure_fl.errors import LateMessageError, MalformedMessageError, UnknownStudyError, UsageError
+from secure_fl.errors import (
+    LateMessageError,
+    MalformedMessageError,
+    SettingsError,
+    UnknownStudyError,
+    UsageError,
+)
 from secure_fl.files import write_atomically
 from secure_fl.operations.operator import Operator, OperatorFile, connect
 from secure_fl.report import Step, render
@@ -44,7 +50,13 @@ def submit(
 
     Example: secure-fl study submit heart.toml --as operator.toml
     """
-    study = Study.read(path).completed()
+    study = Study.read(path)
+    if not study.study.roster:
+        raise SettingsError(
+            f"{path}: [study.roster] is empty, so no site could take part",
+            advice="list the sites as `secure-fl pki roster` prints them; `study new --roster FILE` takes them over",
+        )
+    study = study.completed()
     study.check()
     for doubt in doubts(study):
         typer.echo(f"warning: {doubt}", err=True)

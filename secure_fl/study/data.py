@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from secure_fl import tasks
+from secure_fl import limits, tasks
 from secure_fl.errors import SettingsError
 from secure_fl.study.settings import Study
+from secure_fl.study.simulated import simulated_names
 from secure_fl.tasks.public import FOLDER
 
 
@@ -17,6 +18,13 @@ def require_data(study: Study) -> None:
     """
     task = tasks.create(study.task.name, study.task.settings)
     simulation = study.simulation
+    possible = simulated_names(limits.NODES)
+    for name in simulation.slow:
+        if name not in possible:
+            raise SettingsError(
+                f"simulation.slow: no simulated site is called {name!r}",
+                advice=f"they are called {possible[0]}, {possible[1]}, …",
+            )
     if task.public_files and not simulation.path:
         raise SettingsError(
             f"task {study.task.name!r} reads files, and simulation.path is empty",
