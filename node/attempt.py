@@ -91,11 +91,12 @@ class Participation:
             attempt=announcement.attempt,
             trains=self._kind is not RoundKind.EVALUATE,
         )
+        self._version: int | None = None  # of the model that was fetched, where it does not follow from the round
         self._refusal = ""
         self._finished = False
         self._seconds = 0.0  # that training took
         self._heard = time.monotonic()
-        self.rehearsal: Job | None = None  # what was tried before the fetch, until it has worked
+        self._unready = False  # what comes before the fetch was tried, and has not worked yet
 
     @property
     def is_over(self) -> bool:
@@ -154,11 +155,9 @@ class Participation:
         kept = await in_thread_whole(self._kept)
         found: Mapping[str, str] = {}
         if kept is None:
-            # What can fail without a model fails before there is one: afterwards it would tell of the model.
-            self.rehearsal = await in_thread_whole(self._job, None)
-            found = await self._services.executor.rehearse(self.rehearsal)
-            self.rehearsal = None
-            await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
+            self._unready = True
+            found = await self._rehearse()
+            self._unready = False
         received = await self._fetch(announcement) if kept is None else Path()
         try:
             # 4. Set the round's privacy cost aside.
@@ -172,6 +171,15 @@ class Participation:
         except BaseException as error:
             await in_thread_whole(self._charge.give_back, error)
             raise
+
+    async def _rehearse(self) -> Mapping[str, str]:
+        """What can fail without a model fails before there is one: afterwards it would tell of the model.
+
+        Returns what was found of data and code.
+        """
+        found = await self._services.executor.rehearse(await in_thread_whole(self._job, None))
+        await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
+        return found
 
     async def _go_on(self, announcement: pb.PhaseAnnouncement) -> None:
         """After a restart: take part in the later phases, if the protection remembers. What was charged stays so."""
@@ -218,6 +226,7 @@ class Participation:
             incoming = IncomingObject(self._scratch("received.bin"), step.object)
             await self._services.session.download(self._resolved.id, incoming, durable=True)
             received = await in_thread_whole(models.accept, incoming.path, step)
+        self._version = route[-1].version if self._study.rounds.is_buffered else None
         self._services.listener(Fetched(**self._about(), bytes=target.size))
         return received
 
@@ -248,6 +257,7 @@ class Participation:
             mechanism=self._privacy.mechanism,
             epochs=self._privacy.epochs(number, trains=self._kind is not RoundKind.EVALUATE),
             asked=tuple(self._first.asked),
+            version=self._version,
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:
@@ -402,8 +412,8 @@ class Participation:
 
     async def _sit_out_in_time(self, error: Exception) -> None:
         await self._answer_time()
-        if self.rehearsal is not None:
-            self._services.unready(self._resolved.id, self.rehearsal)
+        if self._unready:
+            self._services.unready(self._resolved.id, self._rehearse, error)
         self._sit_out(spoken(error))
 
     def _sit_out(self, code: str) -> None:

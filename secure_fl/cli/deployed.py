@@ -12,10 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
+from secure_fl.cli import status_text
 from secure_fl.errors import (
     LateMessageError,
     MalformedMessageError,
@@ -75,27 +73,19 @@ def status(
     operator: AsOperator = _DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far studies are and which sites take part."""
+    """Show how far studies are, whom they wait for and why, and how well their models do."""
 
     async def fetch(lead: Operator) -> tuple[pb.StudyStatus, ...]:
         return await lead.status(await find(lead, study_id) if study_id else "")
 
     studies = _call(operator, fetch)
     if as_json:
-        typer.echo(json.dumps([_plain(study) for study in studies]))
+        typer.echo(json.dumps([_plain(study) | status_text.words(study) for study in studies]))
         return
     if not studies:
         typer.echo("this coordinator has no study yet; `secure-fl study submit` hands one in")
     for study in studies:
-        reason = f" ({study.reason})" if study.reason else ""
-        typer.echo(f"{study.name} {study.study_id}")
-        owner = f", submitted by {study.owner}" if study.owner else ""
-        typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds{owner}")
-        table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
-        for site in study.sites:
-            refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.
-            table.add_row(site.name, _yes(site.connected), _yes(site.accepted), refusal or "–")
-        Console().print(table)
+        status_text.tell(study)
     if study_id:
         typer.echo(f"all rounds on one page: secure-fl study report {study_id}")
 
@@ -221,7 +211,3 @@ def _card(status: pb.StudyStatus, version: int) -> str:
         "- differential privacy: none in this version",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

@@ -83,16 +83,17 @@ def run(
     parsed = Study.parse(table)
     folder = out or Path("runs") / f"{parsed.study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
+    complete = parsed.completed()
     if not as_json:
-        for line in remarks(table, parsed, parsed.completed()):
+        for line in remarks(table, parsed, complete):
             typer.echo(line, err=True)
 
     # Imported late: `--help` and mistakes in the settings should answer at once.
     from secure_fl.simulation.run import run as run_study
 
     try:
-        with RunProgress(rounds=parsed.versions, quiet=as_json) as progress:
-            _, summary = run_study(parsed, engine=engine, folder=folder, policy=policy, listener=progress.listen)
+        with RunProgress(rounds=complete.versions, quiet=as_json, buffered=complete.rounds.is_buffered) as progress:
+            _, summary = run_study(complete, engine=engine, folder=folder, policy=policy, listener=progress.listen)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
         raise typer.Exit(130) from None
@@ -139,7 +140,8 @@ def _print(summary: dict[str, Any]) -> None:
             f"mean accuracy {_cell(summary['mean_accuracy'])} ± {_cell(summary['std_accuracy'])}"
             f", global model {_cell(summary['global_accuracy'])}"
         )
-    console.print(f"{summary['rounds']} rounds in {summary['seconds']:.1f} s on engine {summary['engine']}")
+    unit = "rounds" if summary["circles"] is None else "versions"
+    console.print(f"{summary['rounds']} {unit} in {summary['seconds']:.1f} s on engine {summary['engine']}")
     if (possible := summary["combinations_possible"]) is not None:
         console.print(f"{summary['combinations_opened']} of {possible} combinations were opened")
         if not summary["combinations_opened"]:

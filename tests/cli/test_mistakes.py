@@ -165,7 +165,8 @@ def test_the_table_of_a_run_fits_80_columns(
     summary = {
         "study": "x", "strategy": "fedavg", "protection": "masked", "engine": "threads", "rounds": 1000, "seconds": 1.0,
         "mean_mse": None, "mean_accuracy": 0.5, "std_accuracy": 0.1, "global_accuracy": 0.5, "nodes": [node],
-        "combinations_possible": None, "combinations_opened": 0, "blocks_never_opened": [], "report": "x",
+        "combinations_possible": None, "circles": None, "combinations_opened": 0, "blocks_never_opened": [],
+        "report": "x",
     }  # fmt: skip
     _print(summary)
     said = capsys.readouterr().out
