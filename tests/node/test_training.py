@@ -94,6 +94,17 @@ def product() -> float:
     return float((torch.full((64,), 1e-30) * torch.full((64,), 1e-10)).max())
 
 
+class Dated(FedAvg):
+    """Notes which round it is."""
+
+    name = "dated"
+    rounds: ClassVar[list[int | None]] = []
+
+    def fit(self, site: Site) -> Blocks:
+        self.rounds.append(site.round)
+        return super().fit(site)
+
+
 class Curious(FedAvg):
     """Keeps what was shipped."""
 
@@ -107,7 +118,14 @@ class Curious(FedAvg):
         return change
 
 
-def execute(folder: Path, strategy: str, *, ship: bool = False, kind: RoundKind = RoundKind.TRAIN) -> Result:
+def execute(
+    folder: Path,
+    strategy: str,
+    *,
+    ship: bool = False,
+    kind: RoundKind = RoundKind.TRAIN,
+    version: int | None = None,
+) -> Result:
     """A first round of breast-cancer at one of three sites."""
     if strategy not in strategies.known():
         strategies.register(strategy, f"{__name__}:{strategy.capitalize()}")
@@ -125,6 +143,7 @@ def execute(folder: Path, strategy: str, *, ship: bool = False, kind: RoundKind 
         folder="", device="cpu", threads=1, layout=layout_to_json(layout), received=str(folder / "received"),
         personal="", combination="", state="", update_to=str(folder / "update"), features_to="",
         model_to=str(folder / "model"), personal_to=str(folder / "personal"), state_to=str(folder / "state"),
+        version=version,
     )  # fmt: skip
     return Trainer().execute(job)
 
@@ -136,6 +155,13 @@ def test_the_common_model_is_measured_beside_one_that_is_made_from_it_and_not_ke
     assert metrics.accuracy != metrics.global_accuracy
     assert load_arrays(tmp_path / "update")
     assert not (tmp_path / "personal").exists()
+
+
+def test_the_round_is_the_models_where_a_circle_takes_turns_of_its_own(tmp_path: Path) -> None:
+    """So that AiFed's r̂ = round − 1 is the version that was trained from, however many turns the site has taken."""
+    for version in (None, 0, 17):
+        execute(tmp_path, "dated", version=version)
+    assert Dated.rounds == [1, 1, 18]
 
 
 def test_how_rich_labels_are_goes_to_the_weight_and_not_into_the_measurements(tmp_path: Path) -> None:
