@@ -77,7 +77,7 @@ class Operations:
         return runner
 
     async def _status(self, runner: StudyRunner) -> pb.StudyStatus:
-        owner = await self._coordinator.owner(runner)
+        owner, circles = await self._coordinator.owner(runner), runner.missing
         return pb.StudyStatus(
             study_id=runner.id,
             name=runner.study.study.name,
@@ -87,4 +87,6 @@ class Operations:
             rounds_planned=runner.study.versions,
             owner="" if owner is None else owner.name,
             sites=[pb.SiteStatus(**site) for site in self._coordinator.hub.sites(runner)],
+            needed=0 if circles else runner.study.min_cohort(runner.resolved.request),
+            circles=[pb.CircleStatus(members=circle, missing=sorted(absent)) for circle, absent in circles],
         )

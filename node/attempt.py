@@ -96,7 +96,7 @@ class Participation:
         self._finished = False
         self._seconds = 0.0  # that training took
         self._heard = time.monotonic()
-        self.rehearsal: Job | None = None  # what was tried before the fetch, until it has worked
+        self._unready = False  # what comes before the fetch was tried, and has not worked yet
 
     @property
     def is_over(self) -> bool:
@@ -155,11 +155,9 @@ class Participation:
         kept = await in_thread_whole(self._kept)
         found: Mapping[str, str] = {}
         if kept is None:
-            # What can fail without a model fails before there is one: afterwards it would tell of the model.
-            self.rehearsal = await in_thread_whole(self._job, None)
-            found = await self._services.executor.rehearse(self.rehearsal)
-            self.rehearsal = None
-            await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
+            self._unready = True
+            found = await self._rehearse()
+            self._unready = False
         received = await self._fetch(announcement) if kept is None else Path()
         try:
             # 4. Set the round's privacy cost aside.
@@ -173,6 +171,15 @@ class Participation:
         except BaseException as error:
             await in_thread_whole(self._charge.give_back, error)
             raise
+
+    async def _rehearse(self) -> Mapping[str, str]:
+        """What can fail without a model fails before there is one: afterwards it would tell of the model.
+
+        Returns what was found of data and code.
+        """
+        found = await self._services.executor.rehearse(await in_thread_whole(self._job, None))
+        await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
+        return found
 
     async def _go_on(self, announcement: pb.PhaseAnnouncement) -> None:
         """After a restart: take part in the later phases, if the protection remembers. What was charged stays so."""
@@ -405,8 +412,8 @@ class Participation:
 
     async def _sit_out_in_time(self, error: Exception) -> None:
         await self._answer_time()
-        if self.rehearsal is not None:
-            self._services.unready(self._resolved.id, self.rehearsal)
+        if self._unready:
+            self._services.unready(self._resolved.id, self._rehearse, error)
         self._sit_out(spoken(error))
 
     def _sit_out(self, code: str) -> None:

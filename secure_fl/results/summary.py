@@ -61,6 +61,8 @@ def summarise(
         "blocks_never_opened": list(record.blocks_never_opened),
         "blocks_missing": list(record.blocks_missing),
         "circles": _circles(record),
+        # Whether noise came from a seed, as in a simulation: then no ε here protects anybody. null without noise.
+        "seeded": None if promised is None else engine != DEPLOYED,
         "nodes": nodes,
         "report": report,
     }

@@ -114,6 +114,6 @@ class Sealed(CombiningProtection):
         return (
             *(sums if kind is RequestKind.SUM else combinations),
             "The coordinator sees which blocks each site holds. A site may leave once it has uploaded.",
-            "This holds round by round. Two rounds, or two attempts at one, whose sites differ by one show that "
-            "site's weight and, as far as they stay the same, its update and its measurements.",
+            "This holds round by round. If a site joins or leaves between two rounds, the difference of the two "
+            "results tells something about that site.",
         )
