@@ -47,6 +47,7 @@ from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.context import round_context
 from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.study.settings import Study
 from secure_fl.threads import in_thread_whole
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import layout_from_wire, round_kind
@@ -269,7 +270,7 @@ class Participation:
             result,
             base=_base(self._first),
             trained=self._scratch("update.safetensors") if self._kind is not RoundKind.EVALUATE else None,
-            stream=KeyStream(self._services.randomness(*self._names("rounding", round_only=True)).bytes(32)),
+            stream=KeyStream(self._services.randomness(*_names(self._study, self._number, "rounding")).bytes(32)),
             check_size=self._services.policy.check_upload,
         )
         if context.compares:
@@ -389,15 +390,7 @@ class Participation:
         return self._store.memory(*self.key)
 
     def _randomness(self, purpose: str) -> Randomness:
-        return self._services.randomness(*self._names(purpose))
-
-    def _names(self, purpose: str, *, round_only: bool = False) -> tuple[str, ...]:
-        """What randomness is for: it matters in simulations only, which draw alike from run to run.
-
-        Without the study's id, since certificates differ from run to run. Rounding belongs to the round: which attempt
-        a circle's is depends on who came first.
-        """
-        return self._study.study.name, str(self._number if round_only else self.key), purpose
+        return self._services.randomness(*_names(self._study, self.key, purpose))
 
     def _scratch(self, name: str) -> Path:
         return self._store.scratch(f"{self._first.round}-{self._first.attempt}-{name}")
@@ -431,6 +424,15 @@ def _base(announcement: pb.PhaseAnnouncement) -> bytes:
     if not announcement.asked:
         return announcement.model.digest
     return hashlib.sha256("\n".join(announcement.asked).encode() + announcement.model.digest).digest()
+
+
+def _names(study: Study, of: object, purpose: str) -> tuple[str, ...]:
+    """What randomness is for: it matters in simulations only, which draw alike from run to run.
+
+    Without the study's id, since certificates differ from run to run. Rounding is of a round and not of an attempt:
+    which attempt a circle's is depends on who came first.
+    """
+    return study.study.name, str(of), purpose
 
 
 async def _paused(file: NodeFile, seconds: float) -> float:

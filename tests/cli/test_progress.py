@@ -12,7 +12,8 @@ from secure_fl.events import Answered, Event, RoundCommitted, RoundStarted, Roun
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.rounds import RoundKind
-from secure_fl.study.settings import Study, simulated_names
+from secure_fl.study.settings import Study
+from secure_fl.study.simulated import simulated_names
 
 NAMES = tuple(simulated_names(8))
 FIRST, SECOND = NAMES[:4], NAMES[4:]
