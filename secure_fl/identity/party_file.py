@@ -9,7 +9,7 @@ from typing import BinaryIO, Literal, Self
 from cryptography import x509
 from pydantic import Field, PrivateAttr
 
-from secure_fl.errors import CertificateError
+from secure_fl.errors import CertificateError, SettingsError
 from secure_fl.identity.certificates import Certificate, TrustStore, load_single, require_issued_by
 from secure_fl.identity.credential import Credential
 from secure_fl.settings import Settings, read_toml
@@ -90,6 +90,11 @@ class PartyFile(Settings):
         named = self.identity.signing_key
         return self.path(named) if named else self.certificate_path.with_suffix(".signing.key")
 
+    @property
+    def request_path(self) -> Path:
+        """Where a request for the certificate waits until it is answered."""
+        return self.certificate_path.with_suffix(".csr.pem")
+
     def certificate(self) -> Certificate:
         """The party's certificate, without its keys; `CertificateError` when it is missing or not one."""
         return Certificate.from_pem(self._read(self.certificate_path, "certificate"))
@@ -142,15 +147,46 @@ class PartyFile(Settings):
         try:
             return path.open("rb")
         except OSError as error:
-            raise CertificateError(
-                f"{path}: cannot be read ({error.strerror})",
-                advice=f"correct [{self._section}] {setting} in this party's file, or put the file there",
-            ) from None
+            advice = f"correct [{self._section}] {setting} in this party's file, or put the file there"
+            if setting == "certificate" and self.request_path.exists():
+                advice = (
+                    f"the authority signs {self.request_path.name} (`secure-fl pki sign`); then, with its reply: "
+                    f"secure-fl {self._section} join REPLY"
+                )
+            raise CertificateError(f"{path}: cannot be read ({error.strerror})", advice=advice) from None
 
     @property
     def _section(self) -> str:
         """What the section with the certificate is called in the file."""
         return next((name for name in type(self).model_fields if getattr(self, name) is self.identity), "")
+
+
+class OwnIdentity(PartyFile):
+    """Of any party's file the section with its certificate, whatever else the file says."""
+
+    role: str
+    name: str = ""
+    party: IdentitySection
+
+    @classmethod
+    def read(cls, path: Path, role: str = "") -> Self:
+        """Parse that one section; `SettingsError` if the file has none for this role."""
+        section = read_toml(path, missing=f"`secure-fl {role} new` writes one").get(role)
+        if not isinstance(section, dict):
+            raise SettingsError(f"{path}: has no [{role}]", advice=f"is this the {role}'s file?")
+        known = {key: value for key, value in section.items() if key in IdentitySection.model_fields}
+        file = cls.parse({"role": role, "name": section.get("name", ""), "party": known})
+        file._folder = path.resolve().parent
+        return file
+
+    @property
+    def identity(self) -> IdentitySection:
+        """The section with the certificate."""
+        return self.party
+
+    @property
+    def _section(self) -> str:
+        return self.role
 
 
 class DialingFile(PartyFile):
