@@ -138,9 +138,7 @@ def _require_this_site(file: NodeFile, study: Study) -> None:
         raise RefusedError(
             f"study {study.study.name!r} is without this site: {mine.name!r} is not in its roster", advice=advice
         )
-    raise RefusedError(
-        f"the roster of study {study.study.name!r} has another certificate for {mine.name!r}", advice=advice
-    )
+    raise RefusedError(f"the roster of study {study.study.name!r} has another key for {mine.name!r}", advice=advice)
 
 
 def _study_in(file: NodeFile, path: Path) -> Study:

@@ -83,7 +83,16 @@ class Invitation:
     def to_toml(self, signature: bytes) -> str:
         """As a file."""
         facts = {"version": _VERSION, **self._texts(), "signature": signature.hex()}
-        return tomli_w.dumps({"invitation": facts}, multiline_strings=True)
+        return self._head() + tomli_w.dumps({"invitation": facts}, multiline_strings=True)
+
+    def _head(self) -> str:
+        """Two lines of comment for whoever opens the file."""
+        one = self.certificate
+        if one is None:
+            what, do = "An invitation", "secure-fl node join THIS-FILE --name NAME --data ID=PATH"
+        else:
+            what, do = f"The reply to {one.role} {one.name}", f"secure-fl {one.role} join THIS-FILE"
+        return f"# {what} of a consortium, signed by its authority. There is no secret in it.\n# Use it with: {do}\n\n"
 
     @classmethod
     def read(cls, path: Path, *, now: datetime) -> Self:

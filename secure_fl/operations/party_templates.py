@@ -97,7 +97,7 @@ def node_file(name: str, *, coordinator: str, fingerprint: str, datasets: Sequen
 def operator_file(name: str, *, coordinator: str, fingerprint: str) -> str:
     """`operator.toml`."""
     return f"""\
-# The study lead {name}. `secure-fl study submit|status|stop|export|report` read this file.
+# The study lead {name}. `secure-fl study submit`, `status`, `stop`, `export` and `report` read this file.
 
 [operator]
 {_dialing(coordinator, fingerprint)}
