@@ -411,6 +411,9 @@ class TrustStore:
         self._revoked |= crl.serials()
 
 
+_EXPIRED = "check the clock; if it is right, renew the certificate: `secure-fl pki renew FILE`, on the party's machine"
+
+
 def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
@@ -419,4 +422,4 @@ def _check_dates(who: str, first: datetime, last: datetime, now: datetime) -> No
     if now < first:
         raise CertificateError(f"{who}: not valid before {first:%Y-%m-%d %H:%M} UTC", advice="check the clock")
     if now > last:
-        raise CertificateError(f"{who}: expired on {last:%Y-%m-%d %H:%M} UTC")
+        raise CertificateError(f"{who}: expired on {last:%Y-%m-%d %H:%M} UTC", advice=_EXPIRED)

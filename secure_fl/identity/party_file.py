@@ -56,7 +56,11 @@ class PartyFile(Settings):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Parse and remember where the file is."""
-        file = cls.parse(read_toml(path))
+        section = cls._own_section()
+        table = read_toml(path, missing=f"check the path; `secure-fl {section} join` or `new` writes one")
+        if section not in table:
+            raise SettingsError(f"{path}: has no [{section}]", advice=f"is this the {section}'s file?")
+        file = cls.parse(table)
         file._folder = path.resolve().parent
         return file
 
@@ -155,10 +159,17 @@ class PartyFile(Settings):
                 )
             raise CertificateError(f"{path}: cannot be read ({error.strerror})", advice=advice) from None
 
+    @classmethod
+    def _own_section(cls) -> str:
+        """What the section with the certificate is called in the file."""
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return next(
+            name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, IdentitySection)
+        )
+
     @property
     def _section(self) -> str:
-        """What the section with the certificate is called in the file."""
-        return next((name for name in type(self).model_fields if getattr(self, name) is self.identity), "")
+        return self._own_section()
 
 
 class OwnIdentity(PartyFile):

@@ -10,7 +10,7 @@ import coordinator.sessions
 from node.policy import Policy
 from secure_fl.errors import NotEnrolledError, RefusedError
 from secure_fl.identity.credential import make_renewal
-from tests.support.edge import Edge, at_the_edge
+from tests.support.edge import Edge, at_the_edge, hello
 
 
 def test_a_certificate_for_another_key_is_not_in_the_study_and_a_renewed_one_is(
@@ -45,8 +45,6 @@ def test_a_renewed_certificate_takes_the_place_of_the_session_before(tmp_path: P
     """One site, one session: two would be counted as two sites that are there."""
 
     async def scenario(edge: Edge) -> None:
-        from tests.support.edge import hello
-
         hub, mine = edge.coordinator.hub, edge.node_file().credential()
         renewed = edge.authority.issue_from_request(make_renewal(mine), renew=True)
         first = aiter(hub.session(mine.certificate, hello()))
@@ -54,7 +52,8 @@ def test_a_renewed_certificate_takes_the_place_of_the_session_before(tmp_path: P
         second = aiter(hub.session(renewed, hello()))
         await anext(second)
         assert hub.connected == 1
-        await second.aclose()
-        await first.aclose()
+        assert {session.peer.digest for session in hub._sessions.values()} == {renewed.digest}
+        hub.hang_up()
+        assert [message async for message in second if message.WhichOneof("body") == "welcome"] == []
 
     at_the_edge(tmp_path, scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_without_an_invitation_everything_is_said_by_flags(tmp_path: Path) -> No
 
 def test_on_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(["hospital-a", "fl.example.org:8443", "ab" * 32, "ward=ward.npz", ""])
-    monkeypatch.setattr(cli.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
     with on(tmp_path):
         cli.new_node()

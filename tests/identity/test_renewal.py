@@ -16,9 +16,9 @@ from tests.identity.conftest import Clock
 from tests.identity.forge import resign
 
 
-def renewed(authority: Authority, before: Credential, **options: int) -> Credential:
+def renewed(authority: Authority, before: Credential) -> Credential:
     """The same keys under a new certificate."""
-    certificate = authority.issue_from_request(make_renewal(before), renew=True, **options)
+    certificate = authority.issue_from_request(make_renewal(before), renew=True)
     return replace(before, certificate=certificate)
 
 

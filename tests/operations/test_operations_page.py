@@ -23,6 +23,7 @@ from safetensors.numpy import load
 from coordinator.config import CoordinatorFile
 from node.config import DatasetSection, NodeFile
 from secure_fl.cli import app
+from secure_fl.identity.party_file import PartyFile
 from secure_fl.operations.operator import OperatorFile
 from secure_fl.operations.party_templates import Dataset, coordinator_file, node_file, operator_file
 from secure_fl.privacy.ledger import read_ledger
@@ -243,7 +244,7 @@ def flat(table: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + key, tuple(value) if isinstance(value, list) else value
 
 
-FILES: dict[str, type[BaseModel]] = {
+FILES: dict[str, type[PartyFile]] = {
     "coordinator.toml": CoordinatorFile,
     "node.toml": NodeFile,
     "operator.toml": OperatorFile,
