@@ -109,6 +109,9 @@ def test_the_page_is_carried_out_as_written(tmp_path: Path) -> None:
         for written, real in replaced.items():
             file.write_text(file.read_text().replace(written, real))
 
+        carry_out_up_to("secure-fl sample")
+        wait(lambda: "listening on port" in (tmp_path / "hub" / "log").read_text())
+
         # Submitted and not approved: nothing has left any site.
         carry_out_up_to("secure-fl node approve node.toml ../lead/heart.toml")
         for site in SITES[:3]:
