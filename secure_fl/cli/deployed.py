@@ -12,18 +12,23 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
+from secure_fl.cli import status_text
 from secure_fl.cli.measured import reached, with_own_metrics
-from secure_fl.errors import LateMessageError, MalformedMessageError, UnknownStudyError, UsageError
+from secure_fl.errors import (
+    LateMessageError,
+    MalformedMessageError,
+    SettingsError,
+    UnknownStudyError,
+    UsageError,
+)
 from secure_fl.files import write_atomically
 from secure_fl.operations.operator import Operator, OperatorFile, connect
 from secure_fl.report import Step, render
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
+from secure_fl.study.doubts import doubts
 from secure_fl.study.settings import Study
 
 T = TypeVar("T")
@@ -44,8 +49,16 @@ def submit(
 
     Example: secure-fl study submit heart.toml --as operator.toml
     """
-    study = Study.read(path).completed()
+    study = Study.read(path)
+    if not study.study.roster:
+        raise SettingsError(
+            f"{path}: [study.roster] is empty, so no site could take part",
+            advice="list the sites as `secure-fl pki roster` prints them; `study new --roster FILE` takes them over",
+        )
+    study = study.completed()
     study.check()
+    for doubt in doubts(study):
+        typer.echo(f"warning: {doubt}", err=True)
     status = _call(operator, lambda lead: lead.submit(study))
     if as_json:
         typer.echo(json.dumps(_plain(status)))
@@ -61,29 +74,19 @@ def status(
     operator: AsOperator = _DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far studies are and which sites take part."""
+    """Show how far studies are, whom they wait for and why, and how well their models do."""
 
     async def fetch(lead: Operator) -> tuple[pb.StudyStatus, ...]:
         return await lead.status(await find(lead, study_id) if study_id else "")
 
     studies = _call(operator, fetch)
     if as_json:
-        typer.echo(json.dumps([_plain(study) for study in studies]))
+        typer.echo(json.dumps([_plain(study) | status_text.words(study) for study in studies]))
         return
     if not studies:
         typer.echo("this coordinator has no study yet; `secure-fl study submit` hands one in")
     for study in studies:
-        reason = f" ({study.reason})" if study.reason else ""
-        typer.echo(f"{study.name} {study.study_id}")
-        owner = f", submitted by {study.owner}" if study.owner else ""
-        typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds{owner}")
-        for sentence in reached(study.record):
-            typer.echo(f"  measured last: {sentence}")
-        table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
-        for site in study.sites:
-            refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.
-            table.add_row(site.name, _yes(site.connected), _yes(site.accepted), refusal or "–")
-        Console().print(table)
+        status_text.tell(study)
     if study_id:
         typer.echo(f"all rounds on one page: secure-fl study report {study_id}")
 
@@ -144,7 +147,7 @@ def report(
     study = Study.from_canonical(record.settings.encode()) if record.settings else None
     if record.study_id != wanted or (study and study.id != wanted):
         raise MalformedMessageError("the coordinator sent another study's record")
-    record = with_own_metrics(record, study)
+    record = with_own_metrics(record)
     seconds = sum(entry.seconds for entry in record.rounds)
     summary = summarise(record, engine=DEPLOYED, seconds=seconds, report=str(out))
     page = render(record, summary, study, steps=_steps(record), written=datetime.now(UTC))
@@ -211,7 +214,3 @@ def _card(status: pb.StudyStatus, version: int) -> str:
         "- differential privacy: none in this version",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
