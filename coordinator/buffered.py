@@ -114,7 +114,11 @@ class BufferedRounds:
     async def _take_turns(self, circle: int, attempt: AttemptRunner | None) -> None:
         """One turn after the other, for as long as there are any."""
         while not self._turns.is_over:
-            turn = self._turns.under_way(circle) or self._turns.begin(circle)
+            turn = self._turns.under_way(circle)
+            if turn is None:
+                # Not before: its turn would be as old as it has to wait for its sites.
+                await self._services.gathering.members(self._circles[circle])
+                turn = self._turns.begin(circle)
             if turn is None:
                 await self._pulse.next(_LOOK_AGAIN)
                 continue
@@ -218,6 +222,7 @@ class BufferedRounds:
             )
             for turn, one in resting.items()
         ]
+        self._services.attempts.keep(self._turns.bases)
         try:
             await self._publication.merge(turns, result)
         except (CohortTooSmallError, ProtectionError) as error:

@@ -15,7 +15,13 @@ from google.protobuf.json_format import MessageToDict
 
 from secure_fl.cli import status_text
 from secure_fl.cli.measured import reached, with_own_metrics
-from secure_fl.errors import LateMessageError, MalformedMessageError, UnknownStudyError, UsageError
+from secure_fl.errors import (
+    LateMessageError,
+    MalformedMessageError,
+    SettingsError,
+    UnknownStudyError,
+    UsageError,
+)
 from secure_fl.files import write_atomically
 from secure_fl.operations.operator import Operator, OperatorFile, connect
 from secure_fl.report import Step, render
@@ -43,7 +49,13 @@ def submit(
 
     Example: secure-fl study submit heart.toml --as operator.toml
     """
-    study = Study.read(path).completed()
+    study = Study.read(path)
+    if not study.study.roster:
+        raise SettingsError(
+            f"{path}: [study.roster] is empty, so no site could take part",
+            advice="list the sites as `secure-fl pki roster` prints them; `study new --roster FILE` takes them over",
+        )
+    study = study.completed()
     study.check()
     for doubt in doubts(study):
         typer.echo(f"warning: {doubt}", err=True)

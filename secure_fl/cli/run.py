@@ -84,16 +84,17 @@ def run(
     parsed = Study.parse(table)
     folder = out or Path("runs") / f"{parsed.study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
+    complete = parsed.completed()
     if not as_json:
-        for line in remarks(table, parsed, parsed.completed()):
+        for line in remarks(table, parsed, complete):
             typer.echo(line, err=True)
 
     # Imported late: `--help` and mistakes in the settings should answer at once.
     from secure_fl.simulation.run import run as run_study
 
     try:
-        with RunProgress(rounds=parsed.versions, quiet=as_json, buffered=parsed.rounds.is_buffered) as progress:
-            _, summary = run_study(parsed, engine=engine, folder=folder, policy=policy, listener=progress.listen)
+        with RunProgress(rounds=complete.versions, quiet=as_json, buffered=complete.rounds.is_buffered) as progress:
+            _, summary = run_study(complete, engine=engine, folder=folder, policy=policy, listener=progress.listen)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
         raise typer.Exit(130) from None

@@ -94,6 +94,17 @@ def product() -> float:
     return float((torch.full((64,), 1e-30) * torch.full((64,), 1e-10)).max())
 
 
+class Dated(FedAvg):
+    """Notes which round it is."""
+
+    name = "dated"
+    rounds: ClassVar[list[int | None]] = []
+
+    def fit(self, site: Site) -> Blocks:
+        self.rounds.append(site.round)
+        return super().fit(site)
+
+
 class Curious(FedAvg):
     """Keeps what was shipped."""
 
@@ -114,6 +125,7 @@ def execute(
     ship: bool = False,
     kind: RoundKind = RoundKind.TRAIN,
     metrics: dict[str, Any] | None = None,
+    version: int | None = None,
 ) -> Result:
     """A first round of breast-cancer at one of three sites."""
     if strategy not in strategies.known():
@@ -133,6 +145,7 @@ def execute(
         folder="", device="cpu", threads=1, layout=layout_to_json(layout), received=str(folder / "received"),
         personal="", combination="", state="", update_to=str(folder / "update"), features_to="",
         model_to=str(folder / "model"), personal_to=str(folder / "personal"), state_to=str(folder / "state"),
+        version=version,
     )  # fmt: skip
     return Trainer().execute(job)
 
@@ -158,6 +171,13 @@ def test_the_tasks_metrics_are_measured_on_the_model_that_the_site_predicts_with
     assert turned.keys() == plain.keys() == {"auc", "sensitivity_at_90"}
     assert turned["auc"] != plain["auc"]
     assert sum(turned["auc"]) == sum(plain["auc"])
+
+
+def test_the_round_is_the_models_where_a_circle_takes_turns_of_its_own(tmp_path: Path) -> None:
+    """So that AiFed's r̂ = round − 1 is the version that was trained from, however many turns the site has taken."""
+    for version in (None, 0, 17):
+        execute(tmp_path, "dated", version=version)
+    assert Dated.rounds == [1, 1, 18]
 
 
 def test_how_rich_labels_are_goes_to_the_weight_and_not_into_the_measurements(tmp_path: Path) -> None:
