@@ -14,6 +14,7 @@ import typer
 from google.protobuf.json_format import MessageToDict
 
 from secure_fl.cli import status_text
+from secure_fl.cli.measured import reached, with_own_metrics
 from secure_fl.errors import (
     LateMessageError,
     MalformedMessageError,
@@ -155,6 +156,7 @@ def report(
     study = Study.from_canonical(record.settings.encode()) if record.settings else None
     if record.study_id != wanted or (study and study.id != wanted):
         raise MalformedMessageError("the coordinator sent another study's record")
+    record = with_own_metrics(record)
     seconds = sum(entry.seconds for entry in record.rounds)
     summary = summarise(record, engine=DEPLOYED, seconds=seconds, report=str(out))
     page = render(record, summary, study, steps=_steps(record), written=datetime.now(UTC))
@@ -230,6 +232,7 @@ def _card(status: pb.StudyStatus, version: int) -> str:
         f"- protection: {record.get('protection', '–')}",
         f"- parameters: {record.get('parameters', '–')}, shared: {record.get('shared_parameters', '–')}",
         f"- sites: {', '.join(site.name for site in status.sites)}",
+        *(f"- measured last: {sentence}" for sentence in reached(status.record)),
         f"- differential privacy: {_privacy_in_words(record.get('settings') or '')}",
     ]
     return "\n".join(lines) + "\n"

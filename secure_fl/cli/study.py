@@ -47,7 +47,7 @@ _TEMPLATE = """\
 name = "{name}"
 rounds = {rounds}
 seed = {seed}  # of the common start; another study gets another one
-# Site name = SHA-256 fingerprint of its certificate (`secure-fl pki roster`). `secure-fl run` fills this in by itself.
+# Site name = fingerprint of its signing key (`secure-fl pki roster`). `secure-fl run` fills this in by itself.
 [study.roster]
 {roster}
 
@@ -90,6 +90,7 @@ attempts = 3
 
 [metrics]
 share = "aggregate"        # none | aggregate | per-node; each site's policy may allow less
+# of = ["auc"]             # which of the task's metrics (docs/tasks.md); without it all that it declares
 
 [simulation]               # only for `secure-fl run`; not part of the hash
 # nodes = 10               # without it what suits the task
