@@ -38,7 +38,7 @@ def coordinator_file(name: str, *, port: int = 8443) -> str:
 [coordinator]
 {_line("address", f"0.0.0.0:{port}", "where to listen")}
 {_identity("coordinator", name)}
-{_line("tasks", (), '"module:attribute" tasks installed here and allowed, word for word')}
+{_line("tasks", (), 'for `studies` of this file alone: "module:attribute" tasks it may import')}
 
 [limits]
 {_line("heartbeat", 10.0, "seconds; three without a sign of life end a session")}
@@ -74,7 +74,7 @@ def node_file(name: str, *, coordinator: str, fingerprint: str, datasets: Sequen
 protections = ["masked", "sealed"]    # "none" lets the coordinator read updates, "encrypted" it with one other site
 {_line("strategies", (), "empty: all")}
 {_line("datasets", (), "ids that studies may use; empty: all of this file")}
-{_line("tasks", (), '"module:attribute" tasks installed here and allowed, word for word')}
+{_line("tasks", (), 'tasks that are no installed package: "wards.py:Wards", a file beside this one')}
 {_line("min_cohort", 3, "fewest sites behind anything opened")}
 {_line("colluders", 1, "how many sites siding with the coordinator a study has to withstand")}
 {_line("model_bytes", 2**30, "the largest shared model this site fetches")}
