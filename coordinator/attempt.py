@@ -32,6 +32,7 @@ from secure_fl.events import Answered, Listener, PhaseClosed, SatOut, WaitingFor
 from secure_fl.messages import require
 from secure_fl.protect.contract import Message, Opened, RoundContext
 from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.filling import Filling
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.threads import in_thread
 from secure_fl.transport.objects import IncomingObject
@@ -201,14 +202,27 @@ class AttemptRunner:
 
     async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
         loop = asyncio.get_running_loop()
+        filling = self._filling()
         while machine.waiting and loop.time() < deadline:
-            await self._next_change(min(_LONGEST_WAIT, max(0.01, deadline - loop.time())))
+            if filling is not None and filling.is_full(
+                there=machine.answered, lacking=machine.lacking, now=loop.time()
+            ):
+                return
+            soon = None if filling is None else filling.closes_in(now=loop.time())
+            await self._next_change(min(_LONGEST_WAIT if soon is None else soon, max(0.01, deadline - loop.time())))
             ready = self._services.sessions.ready(self._study.id)
             for node in machine.waiting:
                 if node in ready:
                     self._away_since.pop(node, None)
                 elif loop.time() - self._away_since.setdefault(node, loop.time()) > self._services.grace:
                     machine.leave(node, NotConnectedError.code)
+
+    def _filling(self) -> Filling | None:
+        """Where sites join at their own pace, the first phase ends when enough are there."""
+        if self._context.staleness is None or self._position > 0:
+            return None
+        rounds = self._study.study.rounds
+        return Filling(wanted=max(rounds.buffer, self._context.min_cohort), flush_after=rounds.flush_after)
 
     async def _wait_for_holders(self, machine: RoundMachine) -> None:
         """After the deadline, keep waiting (up to `rounds.patience`) while too few who can open it have answered."""
@@ -236,7 +250,10 @@ class AttemptRunner:
         """How long the current phase may take."""
         rounds = self._study.study.rounds
         if self._position == 0:  # training, and the model on its way
-            return deadline_seconds(rounds.deadline, self._model.object.size)
+            # Sites that join at their own pace go on training whatever becomes of the attempt: nothing is gained by
+            # another one before enough are done.
+            patience = rounds.patience if self._context.staleness is not None else 0.0
+            return deadline_seconds(rounds.deadline, self._model.object.size) + patience
         return deadline_seconds(rounds.phase_deadline, self._protection.largest_upload(self._context))
 
     def _seconds_told(self) -> float:

@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 
+from coordinator.machine import STILL_TRAINING
 from coordinator.rounds import RoundResult
 from coordinator.store import StoredAnswer
 from coordinator.traffic import Traffic
@@ -152,7 +153,7 @@ def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None, *, left
         outcome, reason = "took part", ""
     elif name not in facts.invited:
         outcome, reason = "absent", WrongSharesError.code if left_out else reason
-    elif not reason and facts.circles:
+    elif (not reason and facts.circles) or reason == STILL_TRAINING:
         outcome = "waited"
     else:
         outcome = "dropped" if reason in _VANISHED else "sat out"

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from secure_fl.study.start import Outline
     from secure_fl.tasks.base import Task
 
-# 1 had settings of single protections beside those all have; 2 no initial model and no circles; 3 no privacy; 4 no
-# buffered rounds
+# 1: settings of single protections beside those all have; 2: no initial model, no circles; 3: no privacy; 4: no buffer
 STUDY_VERSION = 5
 
 # Under differential privacy: measurements leave without noise, so that no ε covers them.
@@ -315,7 +314,8 @@ class Study(Settings):
         reference = self.protection.reference_samples
         floor = weight_floor(self.min_cohort(RequestKind.SUM), self.protection.colluders)
         by = self.make_strategy().weighs_by
-        return "equal" if reference is None or floor == WEIGHT_UNITS else f"{reference} {by}, at least {floor}"
+        equal = reference is None or floor == WEIGHT_UNITS
+        return self.rounds.weighing("equal" if equal else f"{reference} {by}, at least {floor}")
 
     @property
     def declares(self) -> bool:
@@ -413,7 +413,7 @@ class Study(Settings):
                 advice="enrol more sites (in a simulation: --nodes)",
             )
         self._check_circles(kind, sites)
-        require_buffered(self.rounds, strategy, recovery=self.protection.recovery, robust=self.protection.robust)
+        require_buffered(self.rounds, strategy, self.protection, turns=self.study.rounds)
         if kind is RequestKind.COMBINE:
             require_combinations(
                 strategy,

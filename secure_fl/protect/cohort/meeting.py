@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic
 
@@ -45,10 +45,16 @@ class Gathering(Generic[E]):
         """How many of those without whom nothing can be opened have not advertised."""
         return len(self._context.invited) - len(self._peers) if self._context.whole else 0
 
-    def close(self) -> tuple[SignedCohort[E], Roster]:
+    @property
+    def said(self) -> dict[str, E]:
+        """By node, what its protection's extension says."""
+        return {name: peer.said for name, peer in self._peers.items()}
+
+    def close(self, *, without: Collection[str] = ()) -> tuple[SignedCohort[E], Roster]:
         """Whoever advertised, and what everybody is told. Raises `CohortTooSmallError`."""
-        require_cohort(self._peers, self._context.min_cohort)
-        peers = [self._peers[name] for name in sorted(self._peers)]
+        there = sorted(self._peers.keys() - set(without))
+        require_cohort(there, self._context.min_cohort)
+        peers = [self._peers[name] for name in there]
         return SignedCohort(self._context, peers, self._kind), Roster(manifests=[peer.manifest for peer in peers])
 
 
