@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.agreements import KnownAgreements
 from coordinator.bulk_files import EMPTY, BulkFile, BulkFiles
 from coordinator.machine import RoundMachine
 from coordinator.pulse import Pulse
@@ -66,6 +67,7 @@ class StudyServices:
     sessions: Sessions
     listener: Listener
     unbroken: Unbroken
+    agreements: KnownAgreements
     grace: float  # how long a node that vanished in mid-phase is waited for
 
 
@@ -133,6 +135,7 @@ class AttemptRunner:
         for answer in answers:
             if answer.phase == phase:
                 header = answer.header
+                self._learn(header)
                 bulk = self._services.files.upload(self._folder, _spool_name(answer.node, header), header.bulk)
                 machine.accept(answer.node, phase, Message(body=header.payload.body), bulk)
 
@@ -219,7 +222,7 @@ class AttemptRunner:
 
     def _filling(self) -> Filling | None:
         """Where sites join at their own pace, the first phase ends when enough are there."""
-        if self._context.staleness is None or self._position > 0:
+        if not self._at_own_pace:
             return None
         rounds = self._study.study.rounds
         return Filling(wanted=max(rounds.buffer, self._context.min_cohort), flush_after=rounds.flush_after)
@@ -252,7 +255,7 @@ class AttemptRunner:
         if self._position == 0:  # training, and the model on its way
             # Sites that join at their own pace go on training whatever becomes of the attempt: nothing is gained by
             # another one before enough are done.
-            patience = rounds.patience if self._context.staleness is not None else 0.0
+            patience = rounds.patience if self._at_own_pace else 0.0
             return deadline_seconds(rounds.deadline, self._model.object.size) + patience
         return deadline_seconds(rounds.phase_deadline, self._protection.largest_upload(self._context))
 
@@ -288,6 +291,7 @@ class AttemptRunner:
             model=self._model,
             invited=self.plan.invited,
             asked=self.plan.asked,
+            agreements=self._services.agreements.passed_on if self._at_own_pace else b"",
             payload=pb.Payload(
                 protection=protection.name, phase=phase, version=protection.payload_version, body=message.body
             ),
@@ -386,6 +390,7 @@ class AttemptRunner:
                 return True
             machine = self._require_machine()
             await in_thread(machine.accept, node, header.phase, Message(body=header.payload.body), bulk)
+            await in_thread(self._learn, header)
             answer = StoredAnswer(node=node, phase=header.phase, header=header, bytes=size)
             try:
                 await in_thread(self._services.store.add_answer, self.plan, answer)
@@ -403,6 +408,15 @@ class AttemptRunner:
         return False
 
     # --- pieces -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _at_own_pace(self) -> bool:
+        """Whether sites join as they are done: the first phase is then where they do."""
+        return self._context.staleness is not None and self._position == 0
+
+    def _learn(self, header: pb.UploadHeader) -> None:
+        if self._at_own_pace:
+            self._services.agreements.add(header.payload.body)
 
     def _require_machine(self) -> RoundMachine:
         if self._machine is None:

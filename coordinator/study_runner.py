@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from coordinator.agreements import KnownAgreements
 from coordinator.attempt import Sessions, StudyServices, upload_folder
 from coordinator.attempts import OpenAttempts
 from coordinator.buffered import BufferedRounds
@@ -89,6 +90,7 @@ class StudyRunner:
             sessions=sessions,
             listener=listener,
             unbroken=self._unbroken,
+            agreements=KnownAgreements(folder),
             grace=grace,
         )
         self._left_out = LeftOutSites(self.id, folder, listener)
@@ -141,6 +143,7 @@ class StudyRunner:
         self._model = SharedModel(self.resolved, self._store, self._files)
         self._records = list(self._store.records(self.id))
         self._left_out.load()
+        self._services.agreements.load()
         if (declared := self._folder / _DECLARED).exists():
             self.resolved.division.settle(declared.read_bytes())
         # Killed between a commit and its tidying up, a coordinator left uploads that nobody will ask for.

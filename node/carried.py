@@ -24,10 +24,13 @@ from secure_fl.encoding.metrics import METRICS_BLOCK, metrics_codec
 from secure_fl.encoding.weights import weight_floor
 from secure_fl.errors import RefusedError
 from secure_fl.files import write_atomically
+from secure_fl.messages import parse
+from secure_fl.protect.cohort.agreements import who_agreed
 from secure_fl.protect.contract import RoundContext
 from secure_fl.protect.versions import Version
 from secure_fl.randomness import KeyStream
 from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.rpc.protect_cohort_pb2 import Agreements
 from secure_fl.strategies.merging import discount
 from secure_fl.study.resolved import ResolvedStudy
 
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _Told = TypeAdapter(list[tuple[int, str]])
 _Left = TypeAdapter(int)
+_Agreed = TypeAdapter(list[str])
 
 
 class CarriedWork:
@@ -63,6 +67,22 @@ class CarriedWork:
             )
         recent = sorted((one, known[one].hex()) for one in known if one >= number - self._limits.staleness)
         write_atomically(self._versions, json.dumps(recent).encode())
+
+    def learn(self, announcement: pb.PhaseAnnouncement) -> None:
+        """Note who agreed to sums of changing sites in this study, as the coordinator passes it on.
+
+        Raises `SecureFLError` for what is forged.
+        """
+        passed_on = parse(Agreements, announcement.agreements).agreements
+        roster = self._resolved.study.study.roster
+        names = who_agreed(passed_on, study_id=self._resolved.id, roster=roster)
+        if not names <= (known := self.agreed):
+            write_atomically(self._store.folder / "agreed.json", json.dumps(sorted(names | known)).encode())
+
+    @property
+    def agreed(self) -> frozenset[str]:
+        """Whoever this site knows to have agreed."""
+        return frozenset(read_json(self._store.folder / "agreed.json", _Agreed) or ())
 
     def told(self, newest: int) -> tuple[Version, ...]:
         """The recent versions that this site was told of."""

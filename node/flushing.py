@@ -61,6 +61,7 @@ class SiteParticipation(Participation):
     def _check(self, announcement: pb.PhaseAnnouncement) -> None:
         super()._check(announcement)
         self._carried.meet(announcement)
+        self._carried.learn(announcement)
 
     async def _contribute(self) -> None:
         """Work that is ready enters; otherwise the training under way is waited for, or one begins."""
@@ -109,7 +110,9 @@ class SiteParticipation(Participation):
         return self._carried.joining(waiting, self._context(), stream=stream)
 
     def _giving(self, context: RoundContext) -> Giving:
-        return replace(super()._giving(context), made_from=self._made_from, told=self._told)
+        return replace(
+            super()._giving(context), made_from=self._made_from, told=self._told, agreed=self._carried.agreed
+        )
 
     def _spend(self, header: pb.UploadHeader, pledged: int) -> None:
         self._carried.leaves(self._trained)

@@ -38,6 +38,7 @@ class Giving:
     context: RoundContext
     made_from: Version | None = None  # where sites join at their own pace: the version that was trained from
     told: tuple[Version, ...] = ()  # and those that this site was told of
+    agreed: frozenset[str] = frozenset()  # and who agreed to sums of changing sites before
 
     def half(
         self,
@@ -64,6 +65,7 @@ class Giving:
             witness=self.services.witness,
             comparisons=self._comparisons(size),
             told=self.told,
+            agreed=self.agreed,
         )
         contribution = replace(
             self._contribution(blocks, weight, sketched), seconds=self._seconds(seconds), made_from=self.made_from

@@ -193,7 +193,9 @@ class Host:
     past: Past = field(default_factory=NoPast)  # the sums it was part of, over all studies
     exceptions: frozenset[str] = frozenset()  # guarantees that its site agrees to give up
     witness: Witness | None = None  # its ledger, and its notes of others'; None at a site without a disk
-    told: tuple[Version, ...] = ()  # versions of the model it was told of, where each site joins at its own pace
+    # Where each site joins at its own pace: versions of the model it was told of, and who agreed in the study before.
+    told: tuple[Version, ...] = ()
+    agreed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,10 +111,11 @@ def _judged(
                 coalition=(),
                 advice="keep protection.reference_samples, and the size of circles with it, from study to study",
             )
+        shown = agreed | host.agreed  # Who is not here now said so to somebody, for this study.
         for row in rows:
             if set(context.layout.names) - {METRICS_BLOCK}:  # Measurements are in no combination.
-                check_growth(row, known.combined, agreed=agreed, colluders=context.colluders)
-            check_together(row, {*known.rows, *_told(cohort)}, agreed=agreed, colluders=context.colluders)
+                check_growth(row, known.combined, agreed=shown, colluders=context.colluders)
+            check_together(row, {*known.rows, *_told(cohort)}, agreed=shown, colluders=context.colluders)
         return replace(known, rows=after, agreed=agreed, weighting=context.weighting)
 
     return judge
