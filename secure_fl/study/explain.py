@@ -79,10 +79,27 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
 def _buffered(study: Study) -> tuple[str, ...]:
     if not study.rounds.is_buffered:
         return ()
+    if study.rounds.by_sites:
+        return _by_sites(study)
     return (
         "Circles of sites do not wait for each other: each trains from the newest model when it is free, takes at most "
         f"{study.study.rounds} turns, and is merged when its last site has uploaded. The study ends after "
         f"{study.versions} versions of the model.",
+    )
+
+
+def _by_sites(study: Study) -> tuple[str, ...]:
+    rounds, least = study.rounds, study.min_cohort(RequestKind.SUM)
+    floor = weight_floor(least, study.protection.colluders)
+    waits = "" if rounds.flush_after is None else f", or at least {least} for {rounds.flush_after:g} seconds"
+    return (
+        f"Sites do not wait for each other: a new version of the model is made when {max(rounds.buffer, least)} of "
+        f"them are done{waits}, {study.study.rounds} times. Whoever is still training goes on and joins a later "
+        f"version, once, unless its work is then more than {rounds.staleness} versions old.",
+        "Old work counts less, but so that no other site stands out in the sum: at least "
+        f"{floor / WEIGHT_UNITS:.2f} of fresh work.",
+        "The coordinator and the other sites see which version each site trained from, and so how fast it is. Sites "
+        "open nothing in which two of them trained from different models under one version number.",
     )
 
 

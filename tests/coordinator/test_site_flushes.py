@@ -19,7 +19,7 @@ from secure_fl import tasks
 from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Blocks
 from secure_fl.encoding.weights import weight_floor
-from secure_fl.privacy.spending import plans
+from secure_fl.privacy.spending import Plan, plans
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.merging import discount
@@ -141,13 +141,18 @@ def require_oracle(fed: Federation, record: StudyRecord) -> None:
         assert np.abs(vector - expected[name]).max() <= 4 * step * len(flushes_of(record)) + 1e-5
 
 
+def own_plans(fed: Federation, site: str) -> tuple[Plan, ...]:
+    """What a site's ledger says; `LedgerError` where that makes no sense."""
+    file = NodeFile.read(fed.workspace.node_file(site))
+    return plans(own_entries(file, NodeStore(file.state_folder)))
+
+
 def require_sent_once(fed: Federation, record: StudyRecord) -> None:
     """In the record, and in every site's ledger, which makes no sense otherwise: each training is in one flush."""
     for site in fed.names:
         bases = [one.base for flush in flushes_of(record) for one in flush.circles if one.members == (site,)]
         assert len(bases) == len(set(bases))
-        file = NodeFile.read(fed.workspace.node_file(site))
-        assert plans(own_entries(file, NodeStore(file.state_folder)))
+        assert own_plans(fed, site)
 
 
 @pytest.mark.parametrize("protection", ["sealed", "encrypted"])
