@@ -187,9 +187,15 @@ def _circles(study: Study, kind: RequestKind) -> tuple[str, ...]:
 def _exceptions(study: Study) -> tuple[str, ...]:
     if CHANGING_COHORTS not in study.exceptions:
         return ()
+    by_sites = (
+        "This also covers that sites train from different versions of the model. A coordinator that publishes a "
+        "version from which sites learn nothing sees, in that sum, the work of those who trained from another version "
+        "nearly alone.",
+    )
     return (
         f"EXCEPTION ({CHANGING_COHORTS}): if a site joins or leaves between two rounds, the difference of the two "
         "results tells something about that site. A site has to agree: [policy] exceptions.",
+        *(by_sites if study.rounds.by_sites else ()),
     )
 
 

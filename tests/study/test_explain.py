@@ -148,4 +148,5 @@ def test_sites_that_do_not_wait_are_explained() -> None:
     assert "more than 3 versions old" in explained
     assert "which version each site trained from" in explained
     assert "EXCEPTION (changing-cohorts)" in explained
+    assert "the work of those who trained from another version nearly alone" in explained
     assert "at least 0.7" in explained  # how little old work may weigh
