@@ -19,9 +19,8 @@ from pydantic import TypeAdapter
 from node.kept import KeptUpdate
 from node.store import StudyStore, read_json
 from secure_fl.encoding.fixed_point import FixedPoint
-from secure_fl.encoding.integers import BlockSum, Integers
 from secure_fl.encoding.metrics import METRICS_BLOCK, metrics_codec
-from secure_fl.encoding.weights import weight_floor
+from secure_fl.encoding.weights import aged_weight
 from secure_fl.errors import RefusedError
 from secure_fl.files import write_atomically
 from secure_fl.messages import parse
@@ -140,10 +139,12 @@ class CarriedWork:
 
     def joining(self, kept: KeptUpdate, context: RoundContext, *, stream: KeyStream) -> KeptUpdate:
         """The same work as it enters one flush, in all its attempts: it weighs less if it is old, and is kept so."""
-        age = context.round - kept.trained
-        weight = aged(self._resolved, context, kept.weight, age)
+        resolved = self._resolved
+        merging = resolved.strategy.merging(self._limits.merging, largest=resolved.largest_mean)
+        part = discount(merging.discount, context.round - kept.trained)
+        weight = aged_weight(kept.weight, part, min_cohort=context.min_cohort, colluders=context.colluders)
         blocks = {
-            name: _reweighed(self._codec(name), vector, kept.weight, weight, stream)
+            name: self._codec(name).reweighed(vector, before=kept.weight, after=weight, stream=stream)
             for name, vector in kept.blocks.items()
         }
         entered = replace(kept, blocks=blocks, weight=weight)
@@ -166,25 +167,6 @@ class CarriedWork:
     @property
     def _path(self) -> Path:
         return self._store.folder / "update-waiting.safetensors"
-
-
-def aged(resolved: ResolvedStudy, context: RoundContext, weight: int, age: int) -> int:
-    """A weight, in units of 1/64, once its work is so many versions old.
-
-    Never below what keeps the others from standing out in the sum (`secure_fl.encoding.weights`).
-    """
-    merging = resolved.strategy.merging(resolved.study.rounds.merging, largest=resolved.largest_mean)
-    floor = weight_floor(context.min_cohort, context.colluders)
-    return min(weight, max(floor, round(weight * discount(merging.discount, age))))
-
-
-def _reweighed(codec: FixedPoint, vector: Integers, before: int, after: int, stream: KeyStream) -> Integers:
-    """Integers for the same values under another weight, rounded stochastically from a CSPRNG as the first time."""
-    if after == before:
-        return vector
-    values = codec.decode(BlockSum(total=vector, weight=before, contributors=1))
-    encoded, _ = codec.encode(values.clip(-codec.clip, codec.clip), weight=after, stream=stream)
-    return encoded
 
 
 class OngoingTraining:
