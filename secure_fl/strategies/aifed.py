@@ -122,10 +122,12 @@ class AiFed(FedAvg):
         site.state = {_TURN: turn + 1}
         if self.settings.gating == "site":
             return {name: change[name] for name in self._consistent(site, turn)}
-        # Error feedback: what is held back is not lost, it is added to the next change.
+        # What is held back is not lost: it is averaged with the next change. Not added to it, as after a step of the
+        # optimiser: the shared block has hardly moved, so both are the same change found twice, and would go too far.
         for name, vector in change.items():
             if (unsent := site.personal.get(_unsent(name))) is not None:
                 np.add(vector, unsent, out=vector)
+                np.multiply(vector, 0.5, out=vector)
         sent = self._sent(site, change, turn)
         site.personal = {_unsent(name): vector for name, vector in change.items() if name not in sent}
         return {name: change[name] for name in sent}
