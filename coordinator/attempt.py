@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.agreements import KnownAgreements
+from coordinator.announcing import announcement
 from coordinator.bulk_files import EMPTY, BulkFile, BulkFiles
 from coordinator.machine import RoundMachine
 from coordinator.pulse import Pulse
@@ -38,7 +39,6 @@ from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.threads import in_thread
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.pace import deadline_seconds
-from secure_fl.transport.wire import round_kind_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +177,17 @@ class AttemptRunner:
         """Everything that was accepted."""
         return self._answers.values()
 
+    def arrivals(self) -> dict[str, float]:
+        """When each site's update was here, by the wall clock: its file tells, also after a restart. Blocks."""
+        # The update is the largest of what a site sends.
+        largest = {each.node: each.header for each in sorted(self._answers.values(), key=lambda a: a.header.bulk.size)}
+        found = (
+            (node, self._services.files.upload(self._folder, _spool_name(node, header), header.bulk))
+            for node, header in largest.items()
+            if header.bulk.size
+        )
+        return {node: bulk.path.stat().st_mtime for node, bulk in found}
+
     @property
     def traffic(self) -> Mapping[str, Traffic]:
         """Bytes, by node."""
@@ -205,27 +216,23 @@ class AttemptRunner:
 
     async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
         loop = asyncio.get_running_loop()
-        filling = self._filling()
+        rounds, least = self._study.study.rounds, self._context.min_cohort
+        # Where sites join at their own pace, the first phase ends when enough are there.
+        own_pace = Filling(wanted=max(rounds.buffer, least), flush_after=rounds.flush_after)
+        filling = own_pace if self._at_own_pace else None
         while machine.waiting and loop.time() < deadline:
-            if filling is not None and filling.is_full(
-                there=machine.answered, lacking=machine.lacking, now=loop.time()
-            ):
+            soon = _LONGEST_WAIT
+            if filling is not None:
+                soon = filling.closes_in(there=machine.answered, lacking=machine.lacking, now=loop.time())
+            if soon <= 0:
                 return
-            soon = None if filling is None else filling.closes_in(now=loop.time())
-            await self._next_change(min(_LONGEST_WAIT if soon is None else soon, max(0.01, deadline - loop.time())))
+            await self._next_change(min(_LONGEST_WAIT, soon, max(0.01, deadline - loop.time())))
             ready = self._services.sessions.ready(self._study.id)
             for node in machine.waiting:
                 if node in ready:
                     self._away_since.pop(node, None)
                 elif loop.time() - self._away_since.setdefault(node, loop.time()) > self._services.grace:
                     machine.leave(node, NotConnectedError.code)
-
-    def _filling(self) -> Filling | None:
-        """Where sites join at their own pace, the first phase ends when enough are there."""
-        if not self._at_own_pace:
-            return None
-        rounds = self._study.study.rounds
-        return Filling(wanted=max(rounds.buffer, self._context.min_cohort), flush_after=rounds.flush_after)
 
     async def _wait_for_holders(self, machine: RoundMachine) -> None:
         """After the deadline, keep waiting (up to `rounds.patience`) while too few who can open it have answered."""
@@ -280,27 +287,15 @@ class AttemptRunner:
         question = self._require_machine().question(node)
         if question is None:
             return None
-        phase, message = question
-        protection = self._protection
-        body = pb.PhaseAnnouncement(
-            round=self.plan.number,
-            attempt=self.plan.attempt,
-            kind=round_kind_to_wire(self.plan.kind),
-            phase=phase,
-            deadline_ms=int(min(self._seconds_told() * 1000, 2**32 - 1)),
-            model=self._model,
-            invited=self.plan.invited,
-            asked=self.plan.asked,
-            agreements=self._services.agreements.passed_on if self._at_own_pace else b"",
-            payload=pb.Payload(
-                protection=protection.name, phase=phase, version=protection.payload_version, body=message.body
-            ),
+        agreed = self._services.agreements.passed_on if self._at_own_pace else b""
+        body = announcement(
+            self.plan, self._protection, question, model=self._model, seconds=self._seconds_told(), agreements=agreed
         )
         if (declared := self._study.division.declared) is not None:
             body.declared.CopyFrom(self._services.files.put(declared.raw))
             self._objects.add(body.declared.sha256)
-        if message.bulk:
-            body.bulk.CopyFrom(self._services.files.put(message.bulk))
+        if bulk := question[1].bulk:
+            body.bulk.CopyFrom(self._services.files.put(bulk))
             self._objects.add(body.bulk.sha256)
         return pb.CoordinatorMessage(study_id=self._study.id, announcement=body)
 
@@ -390,9 +385,9 @@ class AttemptRunner:
                 return True
             machine = self._require_machine()
             await in_thread(machine.accept, node, header.phase, Message(body=header.payload.body), bulk)
-            await in_thread(self._learn, header)
             answer = StoredAnswer(node=node, phase=header.phase, header=header, bytes=size)
             try:
+                await in_thread(self._learn, header)
                 await in_thread(self._services.store.add_answer, self.plan, answer)
             except StorageError as error:
                 # The machine has it, the store has not: only a replay makes them agree again.

@@ -16,7 +16,7 @@ from coordinator.left_out import LeftOutSites
 from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt
 from secure_fl.errors import LateMessageError, NotConnectedError, RoundError, SecureFLError, WrongSharesError
-from secure_fl.events import RoundResumed, RoundStarted, RoundVoid
+from secure_fl.events import Event, RoundResumed, RoundStarted, RoundVoid
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.context import round_context
@@ -45,6 +45,14 @@ class OpenAttempts:
 
     def __iter__(self) -> Iterator[AttemptRunner]:
         return iter(list(self._open.values()))
+
+    def now(self) -> float:
+        """The wall clock, by which attempts are dated."""
+        return self._now()
+
+    def tell(self, event: Event) -> None:
+        """Say what happens to whoever watches."""
+        self._services.listener(event)
 
     def get(self, number: int, attempt: int) -> AttemptRunner | None:
         """The one with this number, if it is under way."""

@@ -18,6 +18,7 @@ from coordinator.rounds import RoundResult, RoundServices
 from coordinator.shared_model import OpenedTurn
 from coordinator.store import Store
 from secure_fl.errors import CohortTooSmallError, ProtectionError, StaleTurnError, StudyAbortedError
+from secure_fl.events import TurnBegun
 from secure_fl.protect.contract import Opened, OpenedSums
 from secure_fl.results.record import CircleRound
 from secure_fl.rounds import RoundKind
@@ -136,6 +137,7 @@ class BufferedRounds:
                     asked=self._asked[turn],
                 )
             tried += 1
+            self._begun(turn, attempt)
             loop = asyncio.get_running_loop()
             try:
                 opened = await attempt.collect()
@@ -157,6 +159,18 @@ class BufferedRounds:
                 attempt.plan, StaleTurnError(f"a turn from version {turn.base} is too old to be merged")
             )
         self._pulse.beat()
+
+    def _begun(self, turn: Turn, attempt: AttemptRunner) -> None:
+        services, plan = self._services, attempt.plan
+        services.attempts.tell(
+            TurnBegun(
+                study_id=plan.study_id,
+                turn=turn.number,
+                attempt=plan.attempt,
+                version=turn.base,
+                sites=self._circles[turn.circle],
+            )
+        )
 
     def _require_range(self, opened: Opened) -> None:
         """A mean beyond the clip is impossible for sites that follow the rules: such a turn is not merged."""
@@ -195,7 +209,12 @@ class BufferedRounds:
             circles=tuple(self._recorded(turn, one) for turn, one in resting.items()),
         )
         turns = [
-            OpenedTurn(turn=turn, opened=one.opened, share=len(self._circles[turn.circle]) / self._sites)
+            OpenedTurn(
+                turn=turn,
+                opened=one.opened,
+                share=len(self._circles[turn.circle]) / self._sites,
+                asked=one.attempt.plan.asked,
+            )
             for turn, one in resting.items()
         ]
         try:
@@ -224,6 +243,8 @@ class BufferedRounds:
             base=turn.base,
             staleness=self._turns.version - turn.base,
             seconds=one.seconds,
+            began=one.attempt.plan.started,
+            asked=one.attempt.plan.asked,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coordinator.attempt import AttemptRunner
 from coordinator.attempts import OpenAttempts, vanished
 from coordinator.bulk_files import BulkFiles
 from coordinator.gathering import Gathering
@@ -78,7 +79,13 @@ class Publication:
         """14. Commit the round and its model in one transaction; then tell."""
         record = record_round(
             RoundFacts.of(
-                len(self.records) + 1, kind, result, metrics=decoded.metrics, blocks_kept=decoded.blocks_kept
+                len(self.records) + 1,
+                kind,
+                result,
+                metrics=decoded.metrics,
+                blocks_kept=decoded.blocks_kept,
+                arrived=await in_thread(_arrived, result.attempts),
+                committed=self.attempts.now(),
             ),
             roster=roster,
             per_node=self.resolved.study.metrics.share == "per-node",
@@ -120,3 +127,7 @@ class Publication:
             objects={self.model.first, previous.object, current.object}.union(*(other.objects for other in under_way)),
         )
         self.save_record()
+
+
+def _arrived(attempts: Sequence[AttemptRunner]) -> dict[str, float]:
+    return {node: when for attempt in attempts for node, when in attempt.arrivals().items()}

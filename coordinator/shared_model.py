@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.bulk_files import BulkFiles
-from coordinator.merging import OpenedCircles
+from coordinator.merging import OpenedCircles, measurements
 from coordinator.store import Store, StoredModel
 from secure_fl import tasks
 from secure_fl.aggregation import Aggregate
@@ -53,6 +53,7 @@ class OpenedTurn:
     turn: Turn
     opened: Opened
     share: float  # of the study's sites that are in the circle
+    asked: tuple[str, ...] = ()  # the blocks that they sent; none: all of them
 
 
 class SharedModel:
@@ -137,12 +138,14 @@ class SharedModel:
 
     def merge(self, turns: Sequence[OpenedTurn]) -> tuple[Decoded, StoredModel]:
         """The next version of several circles' turns, and what the record says of them. Blocks."""
-        current, arrivals, kept = self.current, [], set(self.layout.model.names)
-        metrics = SiteMetrics()
+        current, arrivals = self.current, []
+        asked, sent = set[str](), set[str]()
+        # Of all sites together, each on the model that its circle began from.
+        metrics = self.decode(measurements(each.opened for each in turns), training=False).metrics
         for opened in turns:
             decoded = self.decode(opened.opened, training=True)
-            metrics = decoded.metrics  # of one circle, on the model that it began from; with several, the last one's
-            kept &= set(decoded.blocks_kept)
+            asked.update(opened.asked or self.layout.model.names)
+            sent.update(decoded.means)
             turn = opened.turn
             arrivals.append(
                 Arrival(
@@ -163,7 +166,9 @@ class SharedModel:
             raise CohortTooSmallError(
                 have=len(turns), need=self._resolved.study.min_cohort(self._resolved.request), what="every block"
             )
-        return Decoded(means=means, metrics=metrics, blocks_kept=tuple(sorted(kept))), self._stepped(means, state)
+        return Decoded(means=means, metrics=metrics, blocks_kept=tuple(sorted(asked - sent))), self._stepped(
+            means, state
+        )
 
     def _base(self, version: int) -> Blocks:
         return self._files.model(self.layout, self.version(version).object)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from node.approvals import Approvals
 from node.config import NodeFile
 from node.privacy import plan_here
-from secure_fl.errors import RefusedError, SecureFLError
+from secure_fl.errors import CodeChangedError, RefusedError, SecureFLError
 from secure_fl.privacy.accountant import Accountant
 from secure_fl.privacy.decisions import approval
 from secure_fl.study.settings import Study
@@ -29,7 +29,7 @@ class Agreements:
         self._accountant = accountant
 
     def require(self, study: Study, found: Mapping[str, str], *, number: int) -> None:
-        """Raise `RefusedError` if the code that would train round `number` is another than was approved.
+        """Raise `CodeChangedError` if the code that would train round `number` is another than was approved.
 
         Either way the ledger says so, once.
         """
@@ -38,12 +38,7 @@ class Agreements:
         code = found.get("code")
         if given is not None and given.code is not None and code is not None and given.code != code:
             self._accountant.refused(study.id, number, RefusedError.code)
-            raise RefusedError(
-                f"the code of task {study.task.name!r} is another than when study {study.study.name!r} was approved "
-                "here",
-                advice="read what changed, then approve the study again: `secure-fl node approve`; after an approval "
-                "of newer code than this node has loaded, restart the node",
-            )
+            raise changed_code(study)
         by = LISTED_IN_FILE if given is None else given.by or "unknown"
         facts = approval(
             study_id=study.id,
@@ -54,6 +49,12 @@ class Agreements:
             code=code,
         )
         self._accountant.approved(study.id, facts)
+
+
+def changed_code(study: Study) -> CodeChangedError:
+    """The error for a study that was approved with other code than its task has here now."""
+    task, name = study.task.name, study.study.name
+    return CodeChangedError(f"the code of task {task!r} is another than when study {name!r} was approved here")
 
 
 def planned_epsilon(file: NodeFile, study: Study) -> float | None:

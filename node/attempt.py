@@ -84,11 +84,12 @@ class Participation:
         self._timeout: asyncio.Timeout | None = None
         self._privacy = SitePrivacy(services.file, resolved)
         self._charge = self._new_charge()
+        self._version: int | None = None  # of the model that was fetched, where it does not follow from the round
         self._refusal = ""
         self._finished = False
         self._seconds = 0.0  # that training took
         self._heard = time.monotonic()
-        self.rehearsal: Job | None = None  # what was tried before the fetch, until it has worked
+        self._unready = False  # what comes before the fetch was tried, and has not worked yet
 
     @property
     def is_over(self) -> bool:
@@ -167,12 +168,16 @@ class Participation:
 
     async def _prepare(self) -> tuple[Mapping[str, str], Path]:
         """What is known of data and code, and the model to train from."""
-        # What can fail without a model fails before there is one: afterwards it would tell of the model.
-        self.rehearsal = await in_thread_whole(self._job, None)
-        found = await self._services.executor.rehearse(self.rehearsal)
-        self.rehearsal = None
-        await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
+        self._unready = True
+        found = await self._rehearse()
+        self._unready = False
         return found, await self._fetch(self._first)
+
+    async def _rehearse(self) -> Mapping[str, str]:
+        """What was found of data and code. It fails before there is a model: afterwards it would tell of the model."""
+        found = await self._services.executor.rehearse(await in_thread_whole(self._job, None))
+        await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
+        return found
 
     async def _go_on(self, announcement: pb.PhaseAnnouncement) -> None:
         """After a restart: take part in the later phases, if the protection remembers. What was charged stays so."""
@@ -219,6 +224,7 @@ class Participation:
             incoming = IncomingObject(self._scratch("received.bin"), step.object)
             await self._services.session.download(self._resolved.id, incoming, durable=True)
             received = await in_thread_whole(models.accept, incoming.path, step)
+        self._version = route[-1].version if self._study.rounds.is_buffered else None
         self._services.listener(Fetched(**self._about(), bytes=target.size))
         return received
 
@@ -249,6 +255,7 @@ class Participation:
             mechanism=self._privacy.mechanism,
             epochs=self._privacy.epochs(number, trains=self._kind is not RoundKind.EVALUATE),
             asked=tuple(self._first.asked),
+            version=self._version,
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:
@@ -361,9 +368,8 @@ class Participation:
     # --- small things -----------------------------------------------------------------------------------------
 
     def _new_charge(self) -> Charge:
-        number, attempt = self._number, self._first.attempt
-        trains = self._kind is not RoundKind.EVALUATE
-        return Charge(self._services.accountant, self._privacy, number=number, attempt=attempt, trains=trains)
+        about = {"number": self._number, "attempt": self._first.attempt}
+        return Charge(self._services.accountant, self._privacy, trains=self._kind is not RoundKind.EVALUATE, **about)
 
     def _context(self) -> RoundContext:
         return announced_context(self._resolved, self._first, self._layout)
@@ -395,8 +401,8 @@ class Participation:
 
     async def _sit_out_in_time(self, error: Exception) -> None:
         await self._answer_time()
-        if self.rehearsal is not None:
-            self._services.unready(self._resolved.id, self.rehearsal)
+        if self._unready:
+            self._services.unready(self._resolved.id, self._rehearse, error)
         self._sit_out(spoken(error))
 
     def _sit_out(self, code: str) -> None:

@@ -6,7 +6,7 @@ from node.config import NodeFile
 from node.privacy import plan_here
 from secure_fl import tasks
 from secure_fl.aggregation import RequestKind
-from secure_fl.errors import RefusedError
+from secure_fl.errors import NotApprovedError, RefusedError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
@@ -32,14 +32,11 @@ class Policy:
         self.check_terms(study)
 
     def check_approval(self, study_id: str, approvals: frozenset[str]) -> None:
-        """Raise `RefusedError` unless the site operator agreed to this very study."""
+        """Raise `NotApprovedError` unless the site operator agreed to this very study."""
         policy = self._file.policy
         by_hand = approvals if policy.approve == "ask" else frozenset()
         if study_id not in policy.approved and study_id not in by_hand:
-            raise RefusedError(
-                f"study {study_id} is not approved here",
-                advice="read `secure-fl study show`, then approve its hash",
-            )
+            raise NotApprovedError(f"study {study_id} is not approved here")
 
     def check_terms(self, study: Study) -> None:
         """Raise `RefusedError` (or `SettingsError`) unless the site could agree to a study with these settings."""

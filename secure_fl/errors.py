@@ -335,6 +335,23 @@ class RefusedError(RoundError):
     advice = "the site operator decides; see [policy] in the node file"
 
 
+class NotApprovedError(RefusedError):
+    """Nobody at the site has agreed to this study yet."""
+
+    code = "NotApproved"
+    advice = "read `secure-fl study show`, then approve its hash"
+
+
+class CodeChangedError(RefusedError):
+    """The task's code at the site is another than when the study was approved there."""
+
+    code = "CodeChanged"
+    advice = (
+        "read what changed, then approve the study again: `secure-fl node approve`; after an approval of newer code "
+        "than this node has loaded, restart the node"
+    )
+
+
 class BudgetExceededError(RefusedError):
     """Training once more would cost more privacy than the site allows for the data set. Nothing was computed."""
 

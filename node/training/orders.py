@@ -30,6 +30,7 @@ def make_job(
     mechanism: Mechanism | None = None,
     epochs: int = 0,
     asked: tuple[str, ...] = (),
+    version: int | None = None,
 ) -> Job:
     """The job of a round and attempt (`key`); without `received` the model that is trained is not here yet.
 
@@ -58,6 +59,7 @@ def make_job(
         state_to=str(store.path("state", number)),
         model_to=str(store.model),
         traces_to=str(store.traces),
+        version=version,
         asked=asked,
         budget=file.policy.upload_parameters,
         privacy=None if mechanism is None else asdict(mechanism),

@@ -12,10 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
+from secure_fl.cli import status_text
 from secure_fl.errors import LateMessageError, MalformedMessageError, UnknownStudyError, UsageError
 from secure_fl.files import write_atomically
 from secure_fl.operations.operator import Operator, OperatorFile, connect
@@ -23,6 +21,7 @@ from secure_fl.report import Step, render
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
+from secure_fl.study.doubts import doubts
 from secure_fl.study.settings import Study
 
 T = TypeVar("T")
@@ -45,6 +44,8 @@ def submit(
     """
     study = Study.read(path).completed()
     study.check()
+    for doubt in doubts(study):
+        typer.echo(f"warning: {doubt}", err=True)
     status = _call(operator, lambda lead: lead.submit(study))
     if as_json:
         typer.echo(json.dumps(_plain(status)))
@@ -60,27 +61,19 @@ def status(
     operator: AsOperator = _DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far studies are and which sites take part."""
+    """Show how far studies are, whom they wait for and why, and how well their models do."""
 
     async def fetch(lead: Operator) -> tuple[pb.StudyStatus, ...]:
         return await lead.status(await find(lead, study_id) if study_id else "")
 
     studies = _call(operator, fetch)
     if as_json:
-        typer.echo(json.dumps([_plain(study) for study in studies]))
+        typer.echo(json.dumps([_plain(study) | status_text.words(study) for study in studies]))
         return
     if not studies:
         typer.echo("this coordinator has no study yet; `secure-fl study submit` hands one in")
     for study in studies:
-        reason = f" ({study.reason})" if study.reason else ""
-        typer.echo(f"{study.name} {study.study_id}")
-        owner = f", submitted by {study.owner}" if study.owner else ""
-        typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds{owner}")
-        table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
-        for site in study.sites:
-            refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.
-            table.add_row(site.name, _yes(site.connected), _yes(site.accepted), refusal or "–")
-        Console().print(table)
+        status_text.tell(study)
     if study_id:
         typer.echo(f"all rounds on one page: secure-fl study report {study_id}")
 
@@ -206,7 +199,3 @@ def _card(status: pb.StudyStatus, version: int) -> str:
         "- differential privacy: none in this version",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

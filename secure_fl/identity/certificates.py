@@ -363,13 +363,17 @@ class TrustStore:
         _check_dates("the consortium", self._ca.not_valid_before_utc, self._ca.not_valid_after_utc, now)
 
         # 4. It was not taken back.
-        self._refresh()
-        if certificate.serial in self._revoked:
+        if self.revoked(certificate):
             raise CertificateError(f"{who}: revoked by the consortium")
 
         # 5. It is for this purpose.
         if role is not None and certificate.role != role:
             raise CertificateError(f"{who}: a {role} is expected here")
+
+    def revoked(self, certificate: Certificate) -> bool:
+        """Whether the consortium took it back. Raises `CertificateError` where that cannot be known."""
+        self._refresh()
+        return certificate.serial in self._revoked
 
     def crl_stale(self, now: datetime) -> bool:
         """Whether a newer revocation list should be out by now. The old one stays in force until then."""

@@ -280,6 +280,7 @@ class Protection(ABC):
     payload_version: ClassVar[int]  # of its messages; a node and a coordinator with different ones do not talk
     coordinator_sees_updates: ClassVar[bool]
     by_name_only: ClassVar[bool] = False  # whether a site has to name it in its policy, since it rests on more trust
+    own_pace: ClassVar[bool] = False  # whether sums may hold work from different versions of the model
     bits: ClassVar[int] = 16  # of a value, where the study does not say
     order: ClassVar[Mapping[RequestKind, tuple[str, ...]]]  # what it serves, and the phases of that in order
     carrier: ClassVar[str]  # the first phase whose answer depends on the data: the site is charged before it is sent

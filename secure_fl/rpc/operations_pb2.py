@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esecure_fl/rpc/operations.proto\x12\x0csecure_fl.v1\"!\n\rSubmitRequest\x12\x10\n\x08settings\x18\x01 \x01(\x0c\"!\n\rStatusRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"9\n\x0bStatusReply\x12*\n\x07studies\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.StudyStatus\"\xc1\x01\n\x0bStudyStatus\x12\x10\n\x08study_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0brounds_done\x18\x05 \x01(\x04\x12\x16\n\x0erounds_planned\x18\x06 \x01(\x04\x12\'\n\x05sites\x18\x07 \x03(\x0b\x32\x18.secure_fl.v1.SiteStatus\x12\x0e\n\x06record\x18\x08 \x01(\x0c\x12\r\n\x05owner\x18\t \x01(\t\"P\n\nSiteStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0f\n\x07refusal\x18\x04 \x01(\t\"\x1f\n\x0bStopRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"!\n\rExportRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"=\n\nExportPart\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08study_id\x18\x03 \x01(\t2\x91\x02\n\nOperations\x12@\n\x06Submit\x12\x1b.secure_fl.v1.SubmitRequest\x1a\x19.secure_fl.v1.StudyStatus\x12@\n\x06Status\x12\x1b.secure_fl.v1.StatusRequest\x1a\x19.secure_fl.v1.StatusReply\x12<\n\x04Stop\x12\x19.secure_fl.v1.StopRequest\x1a\x19.secure_fl.v1.StudyStatus\x12\x41\n\x06\x45xport\x12\x1b.secure_fl.v1.ExportRequest\x1a\x18.secure_fl.v1.ExportPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esecure_fl/rpc/operations.proto\x12\x0csecure_fl.v1\"!\n\rSubmitRequest\x12\x10\n\x08settings\x18\x01 \x01(\x0c\"!\n\rStatusRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"9\n\x0bStatusReply\x12*\n\x07studies\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.StudyStatus\"\xfe\x01\n\x0bStudyStatus\x12\x10\n\x08study_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0brounds_done\x18\x05 \x01(\x04\x12\x16\n\x0erounds_planned\x18\x06 \x01(\x04\x12\'\n\x05sites\x18\x07 \x03(\x0b\x32\x18.secure_fl.v1.SiteStatus\x12\x0e\n\x06record\x18\x08 \x01(\x0c\x12\r\n\x05owner\x18\t \x01(\t\x12\x0e\n\x06needed\x18\n \x01(\x04\x12+\n\x07\x63ircles\x18\x0b \x03(\x0b\x32\x1a.secure_fl.v1.CircleStatus\"0\n\x0c\x43ircleStatus\x12\x0f\n\x07members\x18\x01 \x03(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\"\x8b\x01\n\nSiteStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0f\n\x07refusal\x18\x04 \x01(\t\x12\x11\n\tset_aside\x18\x05 \x01(\t\x12\x0f\n\x07sat_out\x18\x06 \x01(\t\x12\x15\n\rsat_out_round\x18\x07 \x01(\x04\"\x1f\n\x0bStopRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"!\n\rExportRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"=\n\nExportPart\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08study_id\x18\x03 \x01(\t2\x91\x02\n\nOperations\x12@\n\x06Submit\x12\x1b.secure_fl.v1.SubmitRequest\x1a\x19.secure_fl.v1.StudyStatus\x12@\n\x06Status\x12\x1b.secure_fl.v1.StatusRequest\x1a\x19.secure_fl.v1.StatusReply\x12<\n\x04Stop\x12\x19.secure_fl.v1.StopRequest\x1a\x19.secure_fl.v1.StudyStatus\x12\x41\n\x06\x45xport\x12\x1b.secure_fl.v1.ExportRequest\x1a\x18.secure_fl.v1.ExportPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,15 +38,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREPLY']._serialized_start=118
   _globals['_STATUSREPLY']._serialized_end=175
   _globals['_STUDYSTATUS']._serialized_start=178
-  _globals['_STUDYSTATUS']._serialized_end=371
-  _globals['_SITESTATUS']._serialized_start=373
-  _globals['_SITESTATUS']._serialized_end=453
-  _globals['_STOPREQUEST']._serialized_start=455
-  _globals['_STOPREQUEST']._serialized_end=486
-  _globals['_EXPORTREQUEST']._serialized_start=488
-  _globals['_EXPORTREQUEST']._serialized_end=521
-  _globals['_EXPORTPART']._serialized_start=523
-  _globals['_EXPORTPART']._serialized_end=584
-  _globals['_OPERATIONS']._serialized_start=587
-  _globals['_OPERATIONS']._serialized_end=860
+  _globals['_STUDYSTATUS']._serialized_end=432
+  _globals['_CIRCLESTATUS']._serialized_start=434
+  _globals['_CIRCLESTATUS']._serialized_end=482
+  _globals['_SITESTATUS']._serialized_start=485
+  _globals['_SITESTATUS']._serialized_end=624
+  _globals['_STOPREQUEST']._serialized_start=626
+  _globals['_STOPREQUEST']._serialized_end=657
+  _globals['_EXPORTREQUEST']._serialized_start=659
+  _globals['_EXPORTREQUEST']._serialized_end=692
+  _globals['_EXPORTPART']._serialized_start=694
+  _globals['_EXPORTPART']._serialized_end=755
+  _globals['_OPERATIONS']._serialized_start=758
+  _globals['_OPERATIONS']._serialized_end=1031
 # @@protoc_insertion_point(module_scope)

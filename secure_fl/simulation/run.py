@@ -24,6 +24,7 @@ from secure_fl.simulation.engines import last_complaint, processes, threads
 from secure_fl.simulation.spent import spent_by_site
 from secure_fl.simulation.units import plan_lines
 from secure_fl.simulation.workspace import Workspace, prepare
+from secure_fl.study.data import require_data
 from secure_fl.study.settings import Study
 
 ENGINES = {"processes": processes, "threads": threads}
@@ -39,7 +40,9 @@ def run(
     require_known("engine", engine, ENGINES)
     started = time.monotonic()
     with ENGINES[engine]() as run_engine:
+        study = study.completed()
         study.check(nodes=study.simulation.nodes)
+        require_data(study)
         # Before there is a folder: a plan that cannot be made leaves nothing behind.
         lines = plan_lines(study) if study.privacy.mode != "none" else ()
         workspace = prepare(folder, study, policy=policy)

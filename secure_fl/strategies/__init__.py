@@ -52,6 +52,11 @@ def asks(name: str) -> RequestKind:
     return _class(name).asks
 
 
+def defaults(name: str) -> Mapping[str, Any]:
+    """What the strategy with this id suggests for studies that do not say; nothing, where there is none."""
+    return _class(name).defaults if name in _BUILT_IN else {}
+
+
 def _class(name: str) -> type[Strategy]:
     module, _, attribute = _BUILT_IN[name].partition(":")
     cls: type[Strategy] = getattr(import_module(module), attribute)

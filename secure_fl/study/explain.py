@@ -42,6 +42,7 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
                 f"{strategy.name!r} for {study.study.rounds} rounds among {_sites(study)}.",
                 f"It runs on the data set each site calls {study.task.dataset_id!r}; the study never names a path.",
                 f"Its hash, which a site approves, is {study.id}.",
+                _training(strategy),
                 *_buffered(study),
                 *_start(study),
                 f"The task's code here is {task_code(type(task)).text}. With the study a site approves the code it "
@@ -63,7 +64,8 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
             sentences=(
                 *protection.explain(request.kind),
                 *_circles(study, request.kind),
-                f"Nothing is opened with fewer than {minimum} contributors to a block; such a block keeps its value.",
+                f"Nothing of a block (a part of the model) is opened with fewer than {minimum} sites in it; such a "
+                "block keeps its value.",
                 *_dropouts(study, request.kind),
                 *_exceptions(study),
                 "The coordinator always sees who takes part, when, and how much is sent.",
@@ -73,6 +75,14 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
             heading="Differential privacy",
             sentences=_privacy(study, strategy, units),
         ),
+    )
+
+
+def _training(strategy: Strategy) -> str:
+    settings = strategy.settings
+    return (
+        f"In a round each site trains for {settings.epochs} epoch{'s' * (settings.epochs > 1)} in batches of "
+        f"{settings.batch_size} with {settings.optimizer}, learning rate {settings.learning_rate:g}."
     )
 
 
@@ -134,7 +144,7 @@ def _noise(study: Study, units: int) -> str:
         plan = study.privacy_plan(units=units)
     except SettingsError:
         return f"with {units:,} there is no sensible one"
-    return "" if plan is None else f"with {units:,}, {plan.noise:.3g} times what one of them can say"
+    return "" if plan is None else f"with {units:,}, {plan.noise:.3g} times the most that one of them can change"
 
 
 def _not_covered(study: Study) -> tuple[str, ...]:
@@ -218,21 +228,22 @@ def _dropouts(study: Study, kind: RequestKind) -> tuple[str, ...]:
 
 def _metrics(study: Study, kind: RequestKind, *, hidden: bool) -> str:
     if study.metrics.share == "none":
-        return "No measurement (accuracy, loss) leaves the site."
+        return "No measurement (accuracy, loss) leaves the site, so nobody else learns how well the model does there."
     if study.metrics.share == "per-node":
-        return "Each site's measurements (accuracy, loss) and number of samples go to the coordinator in the clear."
-    sums = "leave only inside the same sum as the model"
+        return "The coordinator sees each site's own measurements (accuracy, loss) and its number of samples."
+    sums = "are added up with those of other sites in the same total as the model"
     if kind is RequestKind.COMBINE:
-        sums = "leave once, when the study ends, inside a sum over all sites"
-    return f"Measurements (accuracy, loss) {sums}" + ("." if hidden else ", which this protection does not hide.")
+        sums = "are added up once, when the study ends, over all sites"
+    seen = "; the coordinator sees the mean, never one site's" if hidden else ", and this protection hides no site's"
+    return f"A site's measurements (accuracy, loss) {sums}{seen}."
 
 
 def _encoding(study: Study, kind: RequestKind, *, blocks: bool) -> tuple[str, ...]:
     if not blocks:
         return ()
     return (
-        f"Every coordinate is clipped to ±{study.codec().clip:g}, weighted, and rounded to "
-        f"{study.protection.bits} bits before it is protected.",
+        f"Before it is protected, the change of every parameter is cut off at ±{study.codec().clip:g}, weighted, and "
+        f"rounded to {study.protection.bits} bits.",
         _weights(study) if kind is RequestKind.SUM else "Each site decides how much every other counts for it.",
     )
 
@@ -248,8 +259,8 @@ def _weights(study: Study) -> str:
             "it one."
         )
     return (
-        f"A site counts min(1, {study.make_strategy().weighs_by}/{study.protection.reference_samples}), "
-        f"quantised to 1/64 and at least {floor / WEIGHT_UNITS:.2f}, so that no site stands out in a sum."
+        f"A site counts by its {study.make_strategy().weighs_by}, up to {study.protection.reference_samples}, where it "
+        f"counts fully; it counts at least {floor / WEIGHT_UNITS:.2f} of that, so that no site stands out in a total."
     )
 
 

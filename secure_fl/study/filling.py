@@ -6,26 +6,26 @@ opened and these have waited long enough for more. It never closes below that, a
 
 from __future__ import annotations
 
+import math
+
 
 class Filling:
     """One flush, from when it opens."""
 
     def __init__(self, *, wanted: int, flush_after: float | None) -> None:
         self._wanted = wanted
-        self._flush_after = flush_after
+        self._flush_after = math.inf if flush_after is None else flush_after
         self._since: float | None = None  # when there were enough to open it
 
-    def is_full(self, *, there: int, lacking: int, now: float) -> bool:
-        """Whether it closes now, with so many there, and so many fewer than may be opened."""
+    def closes_in(self, *, there: int, lacking: int, now: float) -> float:
+        """Seconds until it closes if nobody else comes; infinity where it waits for more.
+
+        So many sites are there, and so many are lacking before anything may be opened.
+        """
         if lacking > 0:
-            return False
+            return math.inf
         if self._since is None:
             self._since = now
-        late = self._flush_after is not None and now - self._since >= self._flush_after
-        return there >= self._wanted or late
-
-    def closes_in(self, *, now: float) -> float | None:
-        """Seconds until it closes with those who are there; None where it waits for more of them."""
-        if self._since is None or self._flush_after is None:
-            return None
+        if there >= self._wanted:
+            return 0.0
         return max(0.0, self._since + self._flush_after - now)

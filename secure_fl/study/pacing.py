@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from pydantic import Field
 
+from secure_fl import protect
 from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError
 from secure_fl.settings import Settings
@@ -27,9 +28,9 @@ class RoundsSection(Settings):
     phase_deadline: float = Field(60.0, gt=0, le=86400)  # every later phase
     gather: float = Field(60.0, ge=0, le=86400)  # waiting for sites before a round
     attempts: int = Field(3, ge=1, le=100)
-    # How long uploads wait, beyond the deadline, for sites without which they cannot be opened, where that helps.
+    # How long to keep waiting after the deadline while too few sites have answered to open the uploads.
     patience: float = Field(7 * 86400.0, ge=0, le=366 * 86400)
-    # Buffered only: after how many versions the study ends (without a word, `study.rounds`), how many turns make one
+    # Buffered only: after how many versions the study ends (default: `study.rounds`), how many turns make one
     # (of sites: at least the minimum cohort), how long the first of them waits for the others (of sites: how long the
     # minimum cohort waits for more), and how many versions old a turn may be.
     flushes: int | None = Field(None, ge=1, le=1_000_000)
@@ -110,10 +111,11 @@ _OLDEST = 256  # versions that a site names in each attempt, at most
 
 
 def _require_sites(rounds: RoundsSection, strategy: Strategy, protection: _Protected, *, turns: int) -> None:
-    if protection.kind not in ("sealed", "encrypted") or not protection.recovery or protection.robust != "none":
+    able = [name for name in protect.known() if protect.describe(name, recovery=True).own_pace]
+    if protection.kind not in able or not protection.recovery or protection.robust != "none":
         raise SettingsError(
-            'rounds.unit = "site" opens sums of whoever is done, from uploads that rest',
-            advice='write protection.kind = "sealed" or "encrypted", recovery = true and robust = "none"',
+            'rounds.unit = "site" opens sums of whoever is done, from versions that the sites check',
+            advice=f"write protection.kind = {' or '.join(map(repr, able))}, recovery = true and robust = 'none'",
         )
     # A change counts once and is then forgotten. Whatever keeps or moves towards a site's model would have to open it.
     merging = strategy.merging(rounds.merging, largest=1.0)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import csv
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +67,15 @@ class Heart(Task):
     kind = "classification"
     preprocessing = "public"
     Settings = HeartSettings
+    may_have_groups = False
+    public_files = ("heart_disease",)
+    public_source = "UCI Machine Learning Repository, data set 45 (Heart Disease), the four processed.*.data files"
+    defaults: ClassVar[Mapping[str, Any]] = {"simulation.partition": "natural", "simulation.nodes": len(HOSPITALS)}
+    # Sites are not compared by models of fewer numbers (docs/guard.md).
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedamp": {"task.hidden": 32},
+        "fedcca": {"task.hidden": 32},
+    }
     settings: HeartSettings
 
     def model(self) -> nn.Module:

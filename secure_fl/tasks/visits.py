@@ -7,6 +7,8 @@ each other, so what protects one visit does not yet protect the patient.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +51,12 @@ class Visits(Task):
     kind = "classification"
     preprocessing = "public"
     Settings = VisitsSettings
+    defaults: ClassVar[Mapping[str, Any]] = {"simulation.partition": "natural"}
+    # Sites are not compared by models of fewer numbers (docs/guard.md).
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedamp": {"task.hidden": 128},
+        "fedcca": {"task.hidden": 128},
+    }
     settings: VisitsSettings
 
     def model(self) -> nn.Module:

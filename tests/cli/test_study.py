@@ -30,7 +30,7 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path) -> None:
     result = invoke(app, ["study", "check", str(path), "--json"])
     assert json.loads(result.stdout) == {
         "study": "trial", "id": study.id, "sites": 0, "valid": True, "dropouts_tolerated": 0,
-        "circles": [5, 5],
+        "circles": [5, 5], "defaults": {}, "warnings": [],
     }  # fmt: skip
 
 

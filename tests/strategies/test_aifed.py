@@ -182,7 +182,7 @@ def test_each_change_is_in_one_average_and_no_average_is_sent_twice() -> None:
     for number, asked in enumerate(turns):
         here = site(strategy, personal=personal, asked=asked, seed=number)
         for name, vector in strategies.create("fedavg", {"batch_size": 8}).fit(site(strategy, seed=number)).items():
-            kept[name] = (kept[name] + vector) / 2 if name in kept else vector
+            kept[name] = np.float32(0.5) * (kept[name] + vector) if name in kept else vector
         for name, vector in strategy.fit(here).items():
             np.testing.assert_allclose(vector, kept.pop(name), atol=1e-6)
         personal = dict(here.personal)

@@ -41,6 +41,7 @@ class Sealed(CombiningProtection):
     name: ClassVar[str] = "sealed"
     payload_version: ClassVar[int] = 3
     coordinator_sees_updates: ClassVar[bool] = False
+    own_pace: ClassVar[bool] = True
     bits: ClassVar[int] = 20
     order: ClassVar[Mapping[RequestKind, tuple[str, ...]]] = {RequestKind.SUM: SUM, RequestKind.COMBINE: COMBINE}
     carrier: ClassVar[str] = UPLOAD
@@ -114,6 +115,6 @@ class Sealed(CombiningProtection):
         return (
             *(sums if kind is RequestKind.SUM else combinations),
             "The coordinator sees which blocks each site holds. A site may leave once it has uploaded.",
-            "This holds round by round. Two rounds, or two attempts at one, whose sites differ by one show that "
-            "site's weight and, as far as they stay the same, its update and its measurements.",
+            "This holds round by round. If a site joins or leaves between two rounds, the difference of the two "
+            "results tells something about that site.",
         )

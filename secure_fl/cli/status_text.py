@@ -1,0 +1,100 @@
+"""What `secure-fl study status` says: how far a study is, whom it waits for and why, and how well its model does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from secure_fl.cli.turn_progress import standing
+from secure_fl.operations.waiting import ended_words, site_words, waiting_words
+from secure_fl.results.record import RoundRecord, StudyRecord
+from secure_fl.rounds import RoundKind
+from secure_fl.rpc import operations_pb2 as pb
+
+_SHOWN = 12  # rounds, the last ones
+
+
+def tell(study: pb.StudyStatus) -> None:
+    """One study, for people."""
+    typer.echo(f"{study.name} {study.study_id}")
+    owner = f", submitted by {study.owner}" if study.owner else ""
+    circles = _circles(study)
+    unit = "versions" if circles else "rounds"
+    typer.echo(f"  {study.state}{_reason(study)}, {study.rounds_done} of {study.rounds_planned} {unit}{owner}")
+    for line in (*circles, *waiting_words(study)):
+        typer.echo(f"  {line}")
+    table = Table("site", "connected", "takes part", "why not", box=SIMPLE_HEAD, pad_edge=False)
+    for site in study.sites:
+        table.add_row(site.name, _yes(site.connected), _yes(site.accepted), site_words(site) or "–")
+    console = Console()
+    console.print(table)
+    if study.record:
+        _tell_rounds(StudyRecord.from_json(json.loads(study.record)), console)
+
+
+def words(study: pb.StudyStatus) -> dict[str, Any]:
+    """The same sentences, for `--json`."""
+    return {
+        "waiting": list(waiting_words(study)),
+        "ended": ended_words(study),
+        "why_not": {site.name: said for site in study.sites if (said := site_words(site))},
+    }
+
+
+def _circles(study: pb.StudyStatus) -> list[str]:
+    """Of a buffered study, where each circle is."""
+    if not study.record:
+        return []
+    absent = [site.name for site in study.sites if not (site.connected and site.accepted)]
+    return standing(StudyRecord.from_json(json.loads(study.record)), absent=absent)
+
+
+def _reason(study: pb.StudyStatus) -> str:
+    said = ended_words(study)
+    return f" ({study.reason}: {said})" if study.reason and said != study.reason else f" ({said})" if said else ""
+
+
+def _tell_rounds(record: StudyRecord, console: Console) -> None:
+    if not record.rounds:
+        return
+    measured = [name for name in _MEASURES if any(getattr(entry, name) is not None for entry in record.rounds)]
+    if not measured:
+        typer.echo("  no measurement is shared ([metrics] share of the study)")
+    table = Table(
+        "round", *(_MEASURES[name] for name in measured), "sites", "attempts", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for entry in record.rounds[-_SHOWN:]:
+        table.add_row(_name(entry), *(_number(getattr(entry, name)) for name in measured), *_took_part(entry))
+    console.print(table)
+    if measured:
+        typer.echo("  measured on the model as it was before each round, and at the end on the finished one")
+
+
+_MEASURES = {
+    "mean_accuracy": "mean accuracy",
+    "global_accuracy": "accuracy of the shared model",
+    "mean_loss": "mean loss",
+    "mean_mse": "mean squared error",
+}
+
+
+def _name(entry: RoundRecord) -> str:
+    return "end" if entry.kind is RoundKind.EVALUATE else str(entry.number)
+
+
+def _took_part(entry: RoundRecord) -> Sequence[str]:
+    return f"{len(entry.cohort)} of {len(entry.nodes)}", str(entry.attempts)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
