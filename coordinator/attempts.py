@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from coordinator.attempt import AttemptRunner, StudyServices
@@ -40,11 +40,21 @@ class OpenAttempts:
         self._resolved = services.resolved
         self._now = now
         self._open: dict[tuple[int, int], AttemptRunner] = {}
+        self._kept: frozenset[int] = frozenset()
         self._settled = asyncio.Event()  # What the store remembers of attempts under way has been replayed.
         self._planning = asyncio.Lock()  # Attempts of several circles are numbered one after the other.
 
     def __iter__(self) -> Iterator[AttemptRunner]:
         return iter(list(self._open.values()))
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Turns began from these, also such as have no attempt just now: the next one needs the same model."""
+        self._kept = frozenset(versions)
+
+    @property
+    def bases(self) -> frozenset[int]:
+        """The versions that attempts begin from, those under way and those that may follow."""
+        return self._kept.union(attempt.plan.model_version for attempt in self)
 
     def now(self) -> float:
         """The wall clock, by which attempts are dated."""

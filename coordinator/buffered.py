@@ -17,6 +17,7 @@ from coordinator.pulse import Pulse
 from coordinator.rounds import RoundResult, RoundServices
 from coordinator.shared_model import OpenedTurn
 from coordinator.store import Store
+from secure_fl.encoding.metrics import require_range
 from secure_fl.errors import CohortTooSmallError, ProtectionError, StaleTurnError, StudyAbortedError
 from secure_fl.events import TurnBegun
 from secure_fl.protect.contract import Opened, OpenedSums
@@ -113,7 +114,11 @@ class BufferedRounds:
     async def _take_turns(self, circle: int, attempt: AttemptRunner | None) -> None:
         """One turn after the other, for as long as there are any."""
         while not self._turns.is_over:
-            turn = self._turns.under_way(circle) or self._turns.begin(circle)
+            turn = self._turns.under_way(circle)
+            if turn is None:
+                # Not before: its turn would be as old as it has to wait for its sites.
+                await self._services.gathering.members(self._circles[circle])
+                turn = self._turns.begin(circle)
             if turn is None:
                 await self._pulse.next(_LOOK_AGAIN)
                 continue
@@ -176,8 +181,8 @@ class BufferedRounds:
         """A mean beyond the clip is impossible for sites that follow the rules: such a turn is not merged."""
         if not isinstance(opened, OpenedSums):
             raise ProtectionError("a circle opens a sum")
-        for block in opened.blocks.values():
-            self._services.resolved.codec.require_range(block)
+        for name, block in opened.blocks.items():
+            require_range(name, block, self._services.resolved.codec)
 
     # --- flushes ----------------------------------------------------------------------------------------------
 
@@ -217,6 +222,7 @@ class BufferedRounds:
             )
             for turn, one in resting.items()
         ]
+        self._services.attempts.keep(self._turns.bases)
         try:
             await self._publication.merge(turns, result)
         except (CohortTooSmallError, ProtectionError) as error:

@@ -89,6 +89,7 @@ class Publication:
             ),
             roster=roster,
             per_node=self.resolved.study.metrics.share == "per-node",
+            measured=self.resolved.study.metrics.measured,
             left_out=self.left_out.names,
         )
         plans = [attempt.plan for attempt in result.attempts]
@@ -121,10 +122,15 @@ class Publication:
         for attempt in result.attempts:
             attempt.erase()
         current = self.model.current
-        under_way = list(self.attempts)
+        under_way, bases = list(self.attempts), self.attempts.bases
         self.files.prune(
-            versions={current.version - 1, current.version, *(other.plan.model_version for other in under_way)},
-            objects={self.model.first, previous.object, current.object}.union(*(other.objects for other in under_way)),
+            versions={current.version - 1, current.version, *bases},
+            objects={
+                self.model.first,
+                previous.object,
+                current.object,
+                *(self.model.version(base).object for base in bases),
+            }.union(*(other.objects for other in under_way)),
         )
         self.save_record()
 

@@ -42,10 +42,11 @@ from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
 from secure_fl.protect.combining import CombiningNodeHalf
 from secure_fl.protect.contract import Message, NodeHalf, RoundContext
-from secure_fl.randomness import KeyStream, Randomness
+from secure_fl.randomness import KeyStream
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.study.settings import Study
 from secure_fl.threads import in_thread_whole
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import layout_from_wire, round_kind
@@ -174,7 +175,7 @@ class Participation:
         return found, await self._fetch(self._first)
 
     async def _rehearse(self) -> Mapping[str, str]:
-        """What was found of data and code. It fails before there is a model: afterwards it would tell of the model."""
+        """What can fail without a model fails before there is one. Afterwards it would tell of the model."""
         found = await self._services.executor.rehearse(await in_thread_whole(self._job, None))
         await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
         return found
@@ -267,7 +268,7 @@ class Participation:
             result,
             base=_base(self._first),
             trained=self._scratch("update.safetensors") if self._kind is not RoundKind.EVALUATE else None,
-            stream=KeyStream(self._services.randomness(*self._names("rounding", round_only=True)).bytes(32)),
+            stream=KeyStream(self._services.randomness(*_names(self._study, self._number, "rounding")).bytes(32)),
             check_size=self._services.policy.check_upload,
         )
         if context.compares:
@@ -289,7 +290,7 @@ class Participation:
         self, context: RoundContext, blocks: dict[str, Integers], weight: int, features: Path | None = None
     ) -> NodeHalf:
         giving = self._giving(context)
-        randomness, memory = self._randomness("protect"), self._memory()
+        randomness, memory = self._services.randomness(*_names(self._study, self.key, "protect")), self._memory()
         return giving.half(blocks, weight, features, randomness=randomness, memory=memory, seconds=self._seconds)
 
     def _giving(self, context: RoundContext) -> Giving:
@@ -377,17 +378,6 @@ class Participation:
     def _memory(self) -> AttemptMemory:
         return self._store.memory(*self.key)
 
-    def _randomness(self, purpose: str) -> Randomness:
-        return self._services.randomness(*self._names(purpose))
-
-    def _names(self, purpose: str, *, round_only: bool = False) -> tuple[str, ...]:
-        """What randomness is for: it matters in simulations only, which draw alike from run to run.
-
-        Without the study's id, since certificates differ from run to run. Rounding belongs to the round: which attempt
-        a circle's is depends on who came first.
-        """
-        return self._study.study.name, str(self._number if round_only else self.key), purpose
-
     def _scratch(self, name: str) -> Path:
         return self._store.scratch(f"{self._first.round}-{self._first.attempt}-{name}")
 
@@ -409,6 +399,15 @@ class Participation:
         self._refusal = code
         body = pb.SitOut(round=self._first.round, attempt=self._first.attempt, reason=code)
         self._services.session.say(pb.NodeMessage(study_id=self._resolved.id, sit_out=body))
+
+
+def _names(study: Study, part: int | tuple[int, int], purpose: str) -> tuple[str, ...]:
+    """What randomness is for: it matters in simulations only, which draw alike from run to run.
+
+    Without the study's id, since certificates differ from run to run. Rounding belongs to the round, and all else to
+    the attempt: which attempt a circle's is depends on who came first.
+    """
+    return study.study.name, str(part), purpose
 
 
 def _deadline(announcement: pb.PhaseAnnouncement) -> float:

@@ -18,8 +18,7 @@ from pydantic import TypeAdapter
 
 from node.kept import KeptUpdate
 from node.store import StudyStore, read_json
-from secure_fl.encoding.fixed_point import FixedPoint
-from secure_fl.encoding.metrics import METRICS_BLOCK, metrics_codec
+from secure_fl.encoding.metrics import METRICS_BLOCK
 from secure_fl.encoding.weights import aged_weight
 from secure_fl.errors import RefusedError
 from secure_fl.files import write_atomically
@@ -144,7 +143,10 @@ class CarriedWork:
         part = discount(merging.discount, context.round - kept.trained)
         weight = aged_weight(kept.weight, part, min_cohort=context.min_cohort, colluders=context.colluders)
         blocks = {
-            name: self._codec(name).reweighed(vector, before=kept.weight, after=weight, stream=stream)
+            # Measurements count the same from every site, whatever its weight.
+            name: vector
+            if name == METRICS_BLOCK
+            else resolved.codec.reweighed(vector, before=kept.weight, after=weight, stream=stream)
             for name, vector in kept.blocks.items()
         }
         entered = replace(kept, blocks=blocks, weight=weight)
@@ -160,9 +162,6 @@ class CarriedWork:
         """The round of the last training that may have left."""
         left = read_json(self._store.folder / "left.json", _Left)
         return 0 if left is None else left
-
-    def _codec(self, block: str) -> FixedPoint:
-        return metrics_codec(self._resolved.study.protection.bits) if block == METRICS_BLOCK else self._resolved.codec
 
     @property
     def _path(self) -> Path:

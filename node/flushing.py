@@ -106,7 +106,7 @@ class SiteParticipation(Participation):
     def _join(self, waiting: KeptUpdate) -> KeptUpdate:
         """7. Weigh the work by its age, as it enters this flush in every attempt."""
         self._store.fix_base(self._number, self._first.model.digest)
-        stream = KeyStream(self._services.randomness(*self._names("joining", round_only=True)).bytes(32))
+        stream = KeyStream(self._services.randomness(self._study.study.name, str(self._number), "joining").bytes(32))
         return self._carried.joining(waiting, self._context(), stream=stream)
 
     def _giving(self, context: RoundContext) -> Giving:

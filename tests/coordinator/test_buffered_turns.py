@@ -21,7 +21,7 @@ from tests.attacks.test_attacks import EvilCoordinator, against_a_node
 from tests.coordinator.test_buffered_rounds import FIRST, ROUNDS, SECOND, SlowTraining, play, trained, turns_of
 from tests.support.budgets import PRIVACY, Counting, computed, counted, entries_of
 from tests.support.federation import Federation
-from tests.support.training import FakeTraining
+from tests.support.training import FakeTraining, Faults
 
 EVERYBODY = (*FIRST, *SECOND)
 
@@ -228,3 +228,55 @@ def test_a_private_study_is_planned_for_all_turns_that_a_site_can_take(tmp_path:
         assert sorted(mine) == list(range(1, turns + 1)), "a circle takes every turn, and each once"
         assert computed(jobs, name) == counted(fed, name) == turns * plan.epochs * plan.mechanism.epoch_steps
         assert any(entry.kind == "sent" for entry in entries_of(fed, name))
+
+
+# --- who is away ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merge", ["delta", "cache"])
+def test_a_turn_whose_attempt_failed_still_has_its_version_after_others_have_made_many(
+    tmp_path: Path, merge: str
+) -> None:
+    """A site is gone for so long that its circle's attempt is over, and has to fetch what the turn began from again."""
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        faults = Faults("train", 2)
+        fed.start_node(FIRST[0], faults)
+        for name in fed.names[1:]:
+            fed.start_node(name, executor=SlowTraining(0.05))
+        study = asyncio.create_task(fed.coordinate(grace=0.2))
+        await asyncio.wait_for(faults.fired.wait(), 20)
+        committed = versions(fed)
+        while versions(fed) < committed + 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        fed.start_node(FIRST[0], executor=SlowTraining(0.05))
+        return await study
+
+    record, fed = play(tmp_path, scenario, rounds={"flushes": 50, "merge": merge, "patience": 0}, turns=8)
+    assert any(kind == "round-void" and facts["round"] == 2 for kind, facts in fed.events)
+    ages = {number: age for circle, number, age in turns_of(record) if circle == FIRST[0]}
+    assert sorted(ages) == list(range(1, 9))
+    assert ages[2] >= 4
+
+
+def test_a_circle_that_is_not_complete_begins_from_the_newest_version_once_it_is(tmp_path: Path) -> None:
+    """What others made while it waited for its sites is not missed, and does not make its turn old."""
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            if name != FIRST[0]:
+                fed.start_node(name, executor=SlowTraining(0.05))
+        study = asyncio.create_task(fed.coordinate())
+        while versions(fed) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        fed.start_node(FIRST[0], executor=SlowTraining(0.05))
+        return await study
+
+    record, _ = play(tmp_path, scenario, rounds={"flushes": 50}, turns=7)
+    bases = {turn.turn: turn.base for entry in trained(record) for turn in entry.circles if turn.members == FIRST}
+    assert set(bases) == set(range(1, 8))
+    assert (bases[1] or 0) >= 4
+
+
+def versions(fed: Federation) -> int:
+    return sum(kind == "round-committed" for kind, _ in fed.events)
