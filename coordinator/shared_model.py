@@ -14,7 +14,7 @@ from secure_fl import tasks
 from secure_fl.aggregation import Aggregate
 from secure_fl.blocks import Blocks
 from secure_fl.encoding.integers import BlockSum
-from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, from_vector, metrics_codec
+from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, decode_metrics
 from secure_fl.encoding.robust import decode_circles
 from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums
@@ -94,9 +94,11 @@ class SharedModel:
         study = self._resolved.study
         metrics = SiteMetrics()
         if (block := sums.pop(METRICS_BLOCK, None)) is not None:
-            metrics = from_vector(
-                metrics_codec(study.protection.bits).decode(block),
+            metrics = decode_metrics(
+                block,
                 ceiling=study.metrics.ceiling,
+                sizes=study.metrics.sizes,
+                bits=study.protection.bits,
                 classification=self._classification,
                 has_global_model=self._resolved.strategy.has_global_model,
             )

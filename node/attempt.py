@@ -42,7 +42,7 @@ from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
 from secure_fl.protect.combining import CombiningNodeHalf
 from secure_fl.protect.contract import Message, NodeHalf, RoundContext
-from secure_fl.randomness import KeyStream
+from secure_fl.randomness import KeyStream, Randomness
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.context import round_context
@@ -174,10 +174,7 @@ class Participation:
             raise
 
     async def _rehearse(self) -> Mapping[str, str]:
-        """What can fail without a model fails before there is one: afterwards it would tell of the model.
-
-        Returns what was found of data and code.
-        """
+        """What can fail without a model fails before there is one. Afterwards it would tell of the model."""
         found = await self._services.executor.rehearse(await in_thread_whole(self._job, None))
         await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
         return found
@@ -270,7 +267,7 @@ class Participation:
             result,
             base=_base(self._first),
             trained=self._scratch("update.safetensors") if self._kind is not RoundKind.EVALUATE else None,
-            stream=KeyStream(self._services.randomness(*_names(self._study, self._number, "rounding")).bytes(32)),
+            stream=KeyStream(self._services.randomness(*_names(self._study, number, "rounding")).bytes(32)),
             check_size=self._services.policy.check_upload,
         )
         if context.compares:
@@ -289,7 +286,7 @@ class Participation:
         self, context: RoundContext, blocks: dict[str, Integers], weight: int, features: Path | None = None
     ) -> NodeHalf:
         giving = Giving(self._services, self._resolved, self._protection, self._store, context)
-        randomness, memory = self._services.randomness(*_names(self._study, self.key, "protect")), self._memory()
+        randomness, memory = self._randomness("protect"), self._memory()
         return giving.half(blocks, weight, features, randomness=randomness, memory=memory, seconds=self._seconds)
 
     async def _protect_and_send(self, half: NodeHalf, metrics: SiteMetrics) -> None:
@@ -389,6 +386,9 @@ class Participation:
     def _memory(self) -> AttemptMemory:
         return self._store.memory(*self.key)
 
+    def _randomness(self, purpose: str) -> Randomness:
+        return self._services.randomness(*_names(self._study, self.key, purpose))
+
     def _scratch(self, name: str) -> Path:
         return self._store.scratch(f"{self._first.round}-{self._first.attempt}-{name}")
 
@@ -412,6 +412,15 @@ class Participation:
         self._services.session.say(pb.NodeMessage(study_id=self._resolved.id, sit_out=body))
 
 
+def _names(study: Study, part: int | tuple[int, int], purpose: str) -> tuple[str, ...]:
+    """What randomness is for: it matters in simulations only, which draw alike from run to run.
+
+    Without the study's id, since certificates differ from run to run. Rounding belongs to the round, and all else to
+    the attempt: which attempt a circle's is depends on who came first.
+    """
+    return study.study.name, str(part), purpose
+
+
 def _deadline(announcement: pb.PhaseAnnouncement) -> float:
     return asyncio.get_running_loop().time() + announcement.deadline_ms / 1000
 
@@ -421,15 +430,6 @@ def _base(announcement: pb.PhaseAnnouncement) -> bytes:
     if not announcement.asked:
         return announcement.model.digest
     return hashlib.sha256("\n".join(announcement.asked).encode() + announcement.model.digest).digest()
-
-
-def _names(study: Study, of: object, purpose: str) -> tuple[str, ...]:
-    """What randomness is for: it matters in simulations only, which draw alike from run to run.
-
-    Without the study's id, since certificates differ from run to run. Rounding is of a round and not of an attempt:
-    which attempt a circle's is depends on who came first.
-    """
-    return study.study.name, str(of), purpose
 
 
 async def _paused(file: NodeFile, seconds: float) -> float:

@@ -161,6 +161,7 @@ def try_out(
 
 def _load(study: Study, dataset: DatasetSection, folder: Path, split_key: bytes) -> _Loaded:
     task = tasks.create(study.task.name, study.task.settings)
+    study.metrics.require(task)
     code = _code_of(type(task))
     with seeded(study.study.seed):
         layout = layout_of(task, task.model())
@@ -302,4 +303,5 @@ def _measured(strategy: Strategy, site: Site) -> SiteMetrics:
         loss=own.loss,
         mse=own.mse,
         global_accuracy=common.accuracy if strategy.has_global_model else None,
+        sums=own.sums,
     )

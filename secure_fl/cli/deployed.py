@@ -14,7 +14,14 @@ import typer
 from google.protobuf.json_format import MessageToDict
 
 from secure_fl.cli import status_text
-from secure_fl.errors import LateMessageError, MalformedMessageError, UnknownStudyError, UsageError
+from secure_fl.cli.measured import reached, with_own_metrics
+from secure_fl.errors import (
+    LateMessageError,
+    MalformedMessageError,
+    SettingsError,
+    UnknownStudyError,
+    UsageError,
+)
 from secure_fl.files import write_atomically
 from secure_fl.operations.operator import Operator, OperatorFile, connect
 from secure_fl.report import Step, render
@@ -42,7 +49,13 @@ def submit(
 
     Example: secure-fl study submit heart.toml --as operator.toml
     """
-    study = Study.read(path).completed()
+    study = Study.read(path)
+    if not study.study.roster:
+        raise SettingsError(
+            f"{path}: [study.roster] is empty, so no site could take part",
+            advice="list the sites as `secure-fl pki roster` prints them; `study new --roster FILE` takes them over",
+        )
+    study = study.completed()
     study.check()
     for doubt in doubts(study):
         typer.echo(f"warning: {doubt}", err=True)
@@ -134,6 +147,7 @@ def report(
     study = Study.from_canonical(record.settings.encode()) if record.settings else None
     if record.study_id != wanted or (study and study.id != wanted):
         raise MalformedMessageError("the coordinator sent another study's record")
+    record = with_own_metrics(record)
     seconds = sum(entry.seconds for entry in record.rounds)
     summary = summarise(record, engine=DEPLOYED, seconds=seconds, report=str(out))
     page = render(record, summary, study, steps=_steps(record), written=datetime.now(UTC))
@@ -196,6 +210,7 @@ def _card(status: pb.StudyStatus, version: int) -> str:
         f"- protection: {record.get('protection', '–')}",
         f"- parameters: {record.get('parameters', '–')}, shared: {record.get('shared_parameters', '–')}",
         f"- sites: {', '.join(site.name for site in status.sites)}",
+        *(f"- measured last: {sentence}" for sentence in reached(status.record)),
         "- differential privacy: none in this version",
     ]
     return "\n".join(lines) + "\n"

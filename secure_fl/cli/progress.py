@@ -34,6 +34,7 @@ from secure_fl.events import (
     WaitingForHolders,
 )
 from secure_fl.results.record import RoundRecord
+from secure_fl.results.wording import metrics_text
 from secure_fl.rounds import RoundKind
 
 _SHOWN_SIT_OUTS = 3
@@ -150,11 +151,13 @@ def describe_round(record: RoundRecord, *, planned: int, buffered: bool = False)
     # A circle is merged as a whole, or not at all.
     who = merged(turns) if turns else f"cohort {len(record.cohort)}/{len(record.nodes)}  dropped {dropped}"
     # A round measures the model it starts from, so a training round's number is that of the round before.
-    score = "accuracy" if record.mean_mse is None else "mse"
+    score = "mean accuracy" if record.mean_mse is None else "mean mse"
     value = record.mean_accuracy if record.mean_mse is None else record.mean_mse
+    own = metrics_text(record.metrics)
+    scores = ", ".join(filter(None, (f"{score} {value:.4f}" if value is not None else "", own)))
     bases = sorted({turn.base for turn in turns if turn.base is not None})
     when = f"of version {' and '.join(map(str, bases))}" if turns else f"after {unit} {record.number - 1}"
-    measured = f"  {score} {value:.4f} ({when})" if value is not None else ""
+    measured = f"  {scores} ({when})" if scores else ""
     kept = f"  kept: {', '.join(record.blocks_kept)}" if record.blocks_kept else ""
     closed = [circle for circle in record.circles if not circle.opened]
     kept += "".join(f"  closed: circle of {circle.members[0]} … {circle.members[-1]}" for circle in closed)

@@ -16,6 +16,7 @@ from secure_fl import protect, strategies, tasks
 from secure_fl.cli.progress import RunProgress, human
 from secure_fl.cli.study import remarks
 from secure_fl.errors import BlocksClosedError
+from secure_fl.results.wording import sentences
 from secure_fl.settings import set_dotted
 from secure_fl.study.settings import Study
 
@@ -83,16 +84,17 @@ def run(
     parsed = Study.parse(table)
     folder = out or Path("runs") / f"{parsed.study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
+    complete = parsed.completed()
     if not as_json:
-        for line in remarks(table, parsed, parsed.completed()):
+        for line in remarks(table, parsed, complete):
             typer.echo(line, err=True)
 
     # Imported late: `--help` and mistakes in the settings should answer at once.
     from secure_fl.simulation.run import run as run_study
 
     try:
-        with RunProgress(rounds=parsed.versions, quiet=as_json, buffered=parsed.rounds.is_buffered) as progress:
-            _, summary = run_study(parsed, engine=engine, folder=folder, policy=policy, listener=progress.listen)
+        with RunProgress(rounds=complete.versions, quiet=as_json, buffered=complete.rounds.is_buffered) as progress:
+            _, summary = run_study(complete, engine=engine, folder=folder, policy=policy, listener=progress.listen)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
         raise typer.Exit(130) from None
@@ -115,30 +117,24 @@ def _print(summary: dict[str, Any]) -> None:
         padding=0,  # one space between columns: all of them fit 80 characters
     )
     table.add_column("site", no_wrap=True)
-    for column in ("samples", "accuracy", "loss", "ε", "sent", "received", "rounds", "dropped"):
-        if column != "accuracy" or not regression:
-            table.add_column(column, justify="right", no_wrap=True)
+    own = tuple(summary["metrics"]) if any(node["metrics"] for node in summary["nodes"]) else ()
+    # Beside a task's own metrics there is no room for bytes; the report has them.
+    bytes_columns = () if own else ("sent", "received")
+    measured = ("samples", *(() if regression else ("accuracy",)), "loss")
+    for column in (*measured, *own, "ε", *bytes_columns, "rounds", "dropped"):
+        # A metric's name may be long: it breaks between its words.
+        narrowest = 6 if column in own else None
+        table.add_column(column.replace("_", " "), justify="right", no_wrap=not narrowest, min_width=narrowest)
     for node in summary["nodes"]:
-        cells = [node["name"], _cell(node["samples"])]
-        if not regression:
-            cells.append(_cell(node["accuracy"]))
-        cells += [
-            _cell(node["loss"]),
-            "no DP" if node["epsilon"] is None else f"{node['epsilon']:.3g}",
-            human(node["bytes_up"]),
-            human(node["bytes_down"]),
-            _cell(node["rounds_taken"]),
-            _cell(node["dropped"]),
-        ]
+        cells = [node["name"], *(_cell(node[column]) for column in measured)]
+        cells += [_cell(node["metrics"].get(name)) for name in own]
+        cells.append("no DP" if node["epsilon"] is None else f"{node['epsilon']:.3g}")
+        cells += [human(node[key]) for key in (() if own else ("bytes_up", "bytes_down"))]
+        cells += [_cell(node["rounds_taken"]), _cell(node["dropped"])]
         table.add_row(*cells)
     console.print(table)
-    if regression:
-        console.print(f"mean squared error {_cell(summary['mean_mse'])}")
-    else:
-        console.print(
-            f"mean accuracy {_cell(summary['mean_accuracy'])} ± {_cell(summary['std_accuracy'])}"
-            f", global model {_cell(summary['global_accuracy'])}"
-        )
+    for sentence in sentences(summary):
+        console.print(sentence, highlight=False, soft_wrap=True)
     unit = "rounds" if summary["circles"] is None else "versions"
     console.print(f"{summary['rounds']} {unit} in {summary['seconds']:.1f} s on engine {summary['engine']}")
     if (possible := summary["combinations_possible"]) is not None:

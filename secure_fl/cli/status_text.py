@@ -11,9 +11,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from secure_fl.cli.measured import with_own_metrics
 from secure_fl.cli.turn_progress import standing
 from secure_fl.operations.waiting import ended_words, site_words, waiting_words
 from secure_fl.results.record import RoundRecord, StudyRecord
+from secure_fl.results.wording import ALL_ROWS, OVER_SITES
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import operations_pb2 as pb
 
@@ -35,7 +37,7 @@ def tell(study: pb.StudyStatus) -> None:
     console = Console()
     console.print(table)
     if study.record:
-        _tell_rounds(StudyRecord.from_json(json.loads(study.record)), console)
+        _tell_rounds(with_own_metrics(StudyRecord.from_json(json.loads(study.record))), console)
 
 
 def words(study: pb.StudyStatus) -> dict[str, Any]:
@@ -64,15 +66,27 @@ def _tell_rounds(record: StudyRecord, console: Console) -> None:
     if not record.rounds:
         return
     measured = [name for name in _MEASURES if any(getattr(entry, name) is not None for entry in record.rounds)]
-    if not measured:
+    own = list(dict.fromkeys(name for entry in record.rounds for name in entry.metrics))
+    if not measured and not own:
         typer.echo("  no measurement is shared ([metrics] share of the study)")
     table = Table(
-        "round", *(_MEASURES[name] for name in measured), "sites", "attempts", box=SIMPLE_HEAD, pad_edge=False
+        "round",
+        *(_MEASURES[name] for name in measured),
+        *(name.replace("_", " ") for name in own),
+        "sites",
+        "attempts",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     for entry in record.rounds[-_SHOWN:]:
-        table.add_row(_name(entry), *(_number(getattr(entry, name)) for name in measured), *_took_part(entry))
+        values = (*(getattr(entry, name) for name in measured), *(entry.metrics.get(name) for name in own))
+        table.add_row(_name(entry), *map(_number, values), *_took_part(entry))
     console.print(table)
     if measured:
+        typer.echo(
+            f"  accuracies, losses and errors: {OVER_SITES}" + (f"; {', '.join(own)}: {ALL_ROWS}" if own else "")
+        )
+    if measured or own:
         typer.echo("  measured on the model as it was before each round, and at the end on the finished one")
 
 

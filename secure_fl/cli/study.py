@@ -90,6 +90,7 @@ attempts = 3
 
 [metrics]
 share = "aggregate"        # none | aggregate | per-node; each site's policy may allow less
+# of = ["auc"]             # which of the task's metrics (docs/tasks.md); without it all that it declares
 
 [simulation]               # only for `secure-fl run`; not part of the hash
 # nodes = 10               # without it what suits the task
@@ -196,7 +197,8 @@ def check(
     if write is not None:
         write_atomically(write, tomli_w.dumps(study.to_table()).encode())
     taking_part = sites or study.simulation.nodes
-    spare = study.spare(RequestKind.SUM, taking_part)
+    asked = study.make_strategy().asks
+    spare = study.spare(asked, taking_part)
     circles = [len(circle) for circle in study.circles(study.study.roster or simulated_names(taking_part))]
     facts: dict[str, Any] = {
         "study": study.study.name, "id": study.id, "sites": sites, "valid": True, "dropouts_tolerated": spare,
@@ -207,21 +209,36 @@ def check(
         typer.echo(json.dumps(facts))
         return
     typer.echo(f"{path}: valid; hash {study.id}")
-    if circles:
-        sizes = " and ".join(map(str, circles)) if len(circles) < 4 else f"{min(circles)} to {max(circles)}"
-        several = "s" if len(circles) > 1 else ""
-        typer.echo(f"{len(circles)} circle{several} of {sizes} sites; a circle opens when all of it is there")
-        if study.declares:
-            typer.echo("who is in which follows from what sites declare to share, before the first round")
-    elif spare:
-        typer.echo(f"of {taking_part} sites {spare} may drop out of a round")
-    else:
-        typer.echo(f"no dropout is tolerated: all {taking_part} sites have to stay to the end of every round")
-        typer.echo("  → with another site, or with fewer protection.colluders, a round survives a dropout")
+    for line in _who_is_needed(study, asked, circles, taking_part, spare):
+        typer.echo(line)
     if not sites:
         typer.echo("the roster is empty: fine for `secure-fl run`, not for a deployment")
     for line in remarks(table, written, study):
         typer.echo(line)
+
+
+def _who_is_needed(study: Study, asked: RequestKind, circles: list[int], sites: int, spare: int) -> list[str]:
+    """Which sites have to be there for a round to come to something."""
+    if asked is RequestKind.COMBINE:
+        fewest = study.min_cohort(asked)
+        return [
+            f"each site gets a mixture of at least {fewest} sites; of {sites} sites {spare} may drop out of a round"
+        ]
+    if circles:
+        least, most = min(circles), max(circles)
+        size = f"{least} to {most}" if least < most else f"{least}"
+        several = "s" if len(circles) > 1 else ""
+        declared = ["who is in which follows from what sites declare to share, before the first round"]
+        return [
+            f"{len(circles)} circle{several} of {size} sites; a circle opens when all of it is there",
+            *(declared if study.declares else []),
+        ]
+    if spare:
+        return [f"of {sites} sites {spare} may drop out of a round"]
+    return [
+        f"no dropout is tolerated: all {sites} sites have to stay to the end of every round",
+        "  → with another site, or with fewer protection.colluders, a round survives a dropout",
+    ]
 
 
 def remarks(table: Mapping[str, Any], written: Study, study: Study) -> list[str]:
@@ -232,7 +249,7 @@ def remarks(table: Mapping[str, Any], written: Study, study: Study) -> list[str]
         by.setdefault(default.by, []).append(f"{default.key} = {default.value}")
     return [
         *([chosen] if chosen else []),
-        *(f"as suits {source}: {', '.join(values)}" for source, values in by.items()),
+        *(f"{source}: {', '.join(values)}" for source, values in by.items()),
         *(f"warning: {doubt}" for doubt in doubts(study)),
     ]
 

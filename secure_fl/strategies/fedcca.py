@@ -56,9 +56,9 @@ class FedCCA(AttentionStrategy):
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Leaves: how every block of the site's model differs from the common start, for combinations that each "
-            "open at one site only; and a sketch of one layer of a second model that only this site trains, of which "
-            "each other site learns its distance to its own.",
+            "Leaves: how every block of the site's model differs from the common start. It becomes part of mixtures, "
+            "each made for one site, which only that site can read. Also a summary (sketch) of one layer of a second "
+            "model that only this site trains: each other site learns how far it is from its own, and nothing else.",
             "Stays: the data and both models. The coordinator sees which peers a site selects and how much they weigh.",
             *self.explain_comparing(),
         )

@@ -25,7 +25,7 @@ class Default:
 
     key: str  # as for `--set`: section.key
     value: Any
-    by: str
+    by: str  # in words
 
 
 def suitable(values: Any) -> Any:
@@ -56,14 +56,14 @@ def found(study: Settings) -> tuple[Default, ...]:
     name, strategy = values["task"]["name"], values["strategy"]["name"]
     task = tasks.resolve(name)
     layers = (
-        (f"task {name}", task.defaults),
-        (f"strategy {strategy}", strategies.defaults(strategy)),
-        (f"task {name} with strategy {strategy}", task.defaults_with.get(strategy, {})),
+        (f"as suits task {name}", task.defaults),
+        (f"as suits strategy {strategy}", strategies.defaults(strategy)),
+        (f"as suits task {name} with strategy {strategy}", task.defaults_with.get(strategy, {})),
     )
     applying: dict[str, Default] = {}
     # Where a study lead keeps files is no business of sites.
     if not values["study"]["roster"] and not _is_said(said, "simulation.path") and (path := public_path(task)):
-        applying["simulation.path"] = Default(key="simulation.path", value=path, by=f"folder {FOLDER}")
+        applying["simulation.path"] = Default(key="simulation.path", value=path, by=f"found in the folder {FOLDER}")
     for by, layer in layers:
         for key, value in layer.items():
             if not _is_said(said, key) and _fits(values, key):

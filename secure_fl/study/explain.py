@@ -57,6 +57,7 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
                 f"{', '.join(shared.names) or '(none)'}.",
                 *_encoding(study, request.kind, blocks=bool(shared.names)),
                 _metrics(study, request.kind, hidden=not protection.coordinator_sees_updates),
+                *_own_metrics(study, hidden=not protection.coordinator_sees_updates),
             ),
         ),
         Explanation(
@@ -96,6 +97,7 @@ def _buffered(study: Study) -> tuple[str, ...]:
     )
 
 
+_UNITS = {"record": "record (a row of its data)", "group": "group (all rows of one patient or machine)"}
 _EXAMPLES = (100, 1000, 10_000)  # units of a site, to show how much noise each would add
 
 
@@ -111,12 +113,13 @@ def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, 
         return (*notes, *(plan.explain() if plan is not None else ()), *_not_covered(study))
     noise = "; ".join(_noise(study, count) for count in _EXAMPLES)
     return (
-        f"Every site adds noise while it trains, so that its part in this study costs at most epsilon "
-        f"{study.privacy.epsilon:g} with delta {study.privacy.delta:g} for each {study.privacy.unit}. Each site "
-        "enforces that itself, and its ledger proves what it spent.",
+        f"Every site adds noise while it trains. So its part in this study costs at most epsilon "
+        f"{study.privacy.epsilon:g} with delta {study.privacy.delta:g} for each {_UNITS[study.privacy.unit]}. Each "
+        "site enforces that itself, and its ledger proves what it spent.",
         *notes,
         f"How much noise that takes depends on how many {study.privacy.unit}s a site declares "
-        f"([datasets.{study.task.dataset_id}] units): {noise}.",
+        f"([datasets.{study.task.dataset_id}] units), measured in the most that one {study.privacy.unit} can change: "
+        f"{noise}.",
         "`secure-fl study show --units N` says what that means for a site with N.",
         *_not_covered(study),
     )
@@ -126,15 +129,16 @@ def _noise(study: Study, units: int) -> str:
     try:
         plan = study.privacy_plan(units=units)
     except SettingsError:
-        return f"with {units:,} there is no sensible one"
-    return "" if plan is None else f"with {units:,}, {plan.noise:.3g} times the most that one of them can change"
+        return f"with {units:,} no sensible noise is enough"
+    return "" if plan is None else f"with {units:,} it is {plan.noise:.3g}"
 
 
 def _not_covered(study: Study) -> tuple[str, ...]:
     if PLAIN_METRICS not in study.exceptions:
         return ()
     return (
-        f"EXCEPTION ({PLAIN_METRICS}): measurements (accuracy, loss) leave without noise, and no epsilon covers them. "
+        f"EXCEPTION ({PLAIN_METRICS}): measurements (accuracy, loss{_named(study)}) leave without noise, and no "
+        "epsilon covers them. "
         'A site has to agree: [policy] exceptions. With metrics.share = "none" there is nothing to agree to.',
     )
 
@@ -215,6 +219,26 @@ def _metrics(study: Study, kind: RequestKind, *, hidden: bool) -> str:
     return f"A site's measurements (accuracy, loss) {sums}{seen}."
 
 
+def _named(study: Study) -> str:
+    return "".join(f", {metric.name}" for metric in study.metrics.measured)
+
+
+def _own_metrics(study: Study, *, hidden: bool) -> tuple[str, ...]:
+    """A metric is more than its value: what is opened are the sums behind it."""
+    measured = study.metrics.measured
+    if not measured:
+        return ()
+    told = ", ".join(f"{metric.name} ({metric.sums})" for metric in measured)
+    counted = (
+        f"The task also measures, as sums of whole numbers over a site's test rows: {told}. In brackets is how many "
+        "sums each has, such as the number of rows with a score in some range."
+    )
+    if study.metrics.share == "per-node":
+        return (f"{counted} The coordinator sees each site's sums, not only the value that they come to.",)
+    whose = "of the sites that are opened together" if hidden else "of each site, since this protection hides nothing"
+    return (f"{counted} The coordinator sees the sums {whose}, not only the value that they come to.",)
+
+
 def _encoding(study: Study, kind: RequestKind, *, blocks: bool) -> tuple[str, ...]:
     if not blocks:
         return ()
@@ -249,6 +273,7 @@ def _start(study: Study) -> tuple[str, ...]:
     if not study.study.initial:
         return ()
     return (
-        f"It starts from the model with the digest {study.study.initial[:16]}…; a site trains from no other one in the "
-        "first round, and later only from models that are one round's step from the last one it saw.",
+        f"It starts from the model with the digest {study.study.initial[:16]}…; a site begins the first round with no "
+        "other one. Later it refuses a model that is further from the last one it saw than the rounds since can have "
+        "moved it.",
     )

@@ -26,6 +26,7 @@ from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle, checked, divide, require_recovery, smallest_circle
 from secure_fl.study.combinations import require_combinations
 from secure_fl.study.defaults import filled, suitable
+from secure_fl.study.measures import MetricsSection
 from secure_fl.study.pacing import RoundsSection, require_buffered
 from secure_fl.study.private import PrivacySection, plan_at, require_private
 from secure_fl.study.simulated import SimulationSection, simulated_names
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
 
 # 1 had settings of single protections beside those all have; 2 no initial model and no circles; 3 no privacy; 4 no
-# buffered rounds
-STUDY_VERSION = 5
+# buffered rounds; 5 no metrics of the task's own
+STUDY_VERSION = 6
 
 # Under differential privacy: measurements leave without noise, so that no ε covers them.
 PLAIN_METRICS = "metrics-without-noise"
@@ -163,14 +164,6 @@ class ProtectionSection(_WithSettings):
         return self
 
 
-class MetricsSection(Settings):
-    """What a site may say about its accuracy; a site's own policy wins."""
-
-    share: Literal["none", "aggregate", "per-node"] = "aggregate"
-    # With "aggregate" a loss or squared error above this makes the round's mean unknown rather than wrong.
-    ceiling: float = Field(16.0, gt=0)
-
-
 class Study(Settings):
     """A validated study."""
 
@@ -231,6 +224,7 @@ class Study(Settings):
                 "task": self.task.model_copy(update={"settings": _written_out(task.settings)}),
                 "strategy": self.strategy.model_copy(update={"settings": _written_out(strategy.settings)}),
                 "protection": self.protection.model_copy(update=own),
+                "metrics": self.metrics.completed(task),
             }
         )
 
@@ -364,6 +358,7 @@ class Study(Settings):
         strategy, protection = self.make_strategy(), self.make_protection()
         task = tasks.create(self.task.name, self.task.settings)
         require_private(self.privacy, strategy, task)
+        self.metrics.require(task)
         require_recovery(strategy.name, strategy.exceptions, recovery=self.protection.recovery)
         if self.privacy.mode != "none" and self.protection.reference_samples is not None:
             raise SettingsError(

@@ -21,6 +21,7 @@ from torch import nn
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, open_npz, require_path
 from secure_fl.tasks.cutting import divide
+from secure_fl.tasks.metrics import Auc, Metric, Sensitivity
 
 COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
@@ -66,6 +67,7 @@ class Heart(Task):
 
     kind = "classification"
     preprocessing = "public"
+    metrics: ClassVar[tuple[Metric, ...]] = (Auc(), Sensitivity(at_specificity=0.9))
     Settings = HeartSettings
     may_have_groups = False
     public_files = ("heart_disease",)

@@ -18,6 +18,7 @@ from torch import nn
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, read_npz
 from secure_fl.tasks.cutting import cut, divide
+from secure_fl.tasks.metrics import Auc, Metric, Sensitivity
 from secure_fl.tasks.partition import Share
 from secure_fl.tasks.units import unit_names
 
@@ -50,6 +51,7 @@ class Visits(Task):
 
     kind = "classification"
     preprocessing = "public"
+    metrics: ClassVar[tuple[Metric, ...]] = (Auc(), Sensitivity(at_specificity=0.9))
     Settings = VisitsSettings
     defaults: ClassVar[Mapping[str, Any]] = {"simulation.partition": "natural"}
     # Sites are not compared by models of fewer numbers (docs/guard.md).

@@ -37,7 +37,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"privacy": {**NOISE, "delta": 2.0}}, "privacy.delta: must be below 1 (got 2.0)", ""),
     ({"privacy": {**NOISE, "delta": 0.2}}, "privacy.delta = 0.2 is not between", "far below 1 / (number of records"),
     ({"privacy": {**NOISE, "delta": 0.01}}, "privacy.delta = 0.01 at a site with 130 records", "below 1 / 130"),
-    ({"privacy": {**NOISE, "unit": "group"}}, "do not say which rows belong together", 'unit = "record"'),
+    ({"privacy": {**NOISE, "unit": "group"}}, "does not say which rows belong to the same group", 'unit = "record"'),
     ({"privacy": {**NOISE, "unit": "group"}, "task": {"name": "sine"}}, "never belong to a group", 'unit = "record"'),
     ({"privacy": {**NOISE, "epsilon": 1e-6}}, "leaves nothing to spend", "larger epsilon"),
     # --- data
@@ -46,6 +46,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"name": "bearings"}, "simulation": {"nodes": 20}}, "from 12 sites and the study has 20", "at most 12"),
     ({"task": {"name": "visits"}, "simulation": {"partition": "iid"}}, "patients of its own", "natural"),
     ({"simulation": {"partition": "natural"}}, "carry no site labels", "use iid"),
+    ({"simulation": {"slow": {"site-1": 5.0}}}, "no simulated site is called 'site-1'", "site-01"),
     ({"simulation": {"nodes": 500}}, "cannot give each of 500 nodes", "fewer nodes"),
     # --- parts that do not fit together
     ({"strategy": {"name": "fedcca"}, "protection": {"kind": "masked"}}, "'masked' does not serve", "sealed"),
@@ -99,6 +100,7 @@ def test_check_and_run_say_the_same_before_anything_starts(
         ({"privacy": {**NOISE, "delta": 0.2}}, "privacy.delta = 0.2 is not between"),
         ({"privacy": {**NOISE, "unit": "group"}, "task": {"name": "heart"}}, "never belong to a group"),
         ({"strategy": {"name": "fedasa"}, "task": {"name": "digits"}}, "model has none"),
+        ({"study": {"roster": {}}}, "[study.roster] is empty"),
     ],
 )
 def test_what_needs_no_data_is_found_before_a_study_is_submitted(
@@ -109,6 +111,7 @@ def test_what_needs_no_data_is_found_before_a_study_is_submitted(
     # There is no operator.toml: whoever looked for one first would say so.
     result = invoke(app, ["study", "submit", str(path), "--as", str(tmp_path / "operator.toml")])
     assert isinstance(result.exception, SecureFLError)
+    assert result.exception.exit_code == 3
     assert message in result.exception.message
 
 
@@ -162,7 +165,8 @@ def test_the_table_of_a_run_fits_80_columns(
     summary = {
         "study": "x", "strategy": "fedavg", "protection": "masked", "engine": "threads", "rounds": 1000, "seconds": 1.0,
         "mean_mse": None, "mean_accuracy": 0.5, "std_accuracy": 0.1, "global_accuracy": 0.5, "nodes": [node],
-        "combinations_possible": None, "combinations_opened": 0, "blocks_never_opened": [], "report": "x",
+        "combinations_possible": None, "circles": None, "combinations_opened": 0, "blocks_never_opened": [],
+        "report": "x",
     }  # fmt: skip
     _print(summary)
     said = capsys.readouterr().out

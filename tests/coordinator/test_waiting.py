@@ -31,6 +31,8 @@ from tests.support.training import FakeTraining
 CIRCLES: dict[str, Any] = {"protection": {"kind": "masked", "recovery": False}}
 ROUNDS = {"rounds": {"deadline": 20, "phase_deadline": 20, "gather": 1, "attempts": 2}}
 
+BUFFERED = {**CIRCLES, "rounds": {**ROUNDS["rounds"], "mode": "buffered"}}
+
 
 def deployed(folder: Path, settings: dict[str, Any]) -> Federation:
     """Three sites where somebody may repair something: no simulation."""
@@ -78,7 +80,7 @@ def give(fed: Federation, name: str, trouble: str = "") -> None:
 
 
 @pytest.mark.parametrize("trouble", ["NaN", "shape", "missing"])
-@pytest.mark.parametrize("settings", [CIRCLES, {}], ids=["circles", "whoever is there"])
+@pytest.mark.parametrize("settings", [CIRCLES, {}, BUFFERED], ids=["circles", "whoever is there", "buffered"])
 def test_a_study_survives_bad_data_at_one_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, settings: dict[str, Any]
 ) -> None:

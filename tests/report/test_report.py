@@ -180,6 +180,41 @@ def rows(page: str, region: str) -> list[list[str]]:
     return [[re.sub(r"<[^>]*>", "", cell) for cell in row] for row in cells]
 
 
+def with_metrics(record: StudyRecord, name: str = "auc") -> tuple[StudyRecord, dict[str, Any]]:
+    """The same where the task declares a metric."""
+    rounds = tuple(
+        replace(
+            entry,
+            metrics={name: 0.9 + entry.number / 100, "kappa": None},
+            nodes=tuple(replace(node, metrics={name: 0.8}) for node in entry.nodes),
+        )
+        for entry in record.rounds
+    )
+    found = replace(record, rounds=rounds)
+    values = summary(found, metrics={name: 0.9421, "kappa": None})
+    values["nodes"] = [{**node, "metrics": {name: 0.8 + at / 100}} for at, node in enumerate(values["nodes"])]
+    return found, values
+
+
+def test_a_tasks_metrics_have_a_table_curves_and_a_column() -> None:
+    page = render(*with_metrics(study(4, 3)))
+    assert rows(page, "Metrics of the task") == [["auc", "0.9421", "0.8", "0.83"], ["kappa", "–", "–", "–"]]
+    assert "auc after each round" in page
+    assert "kappa after each round" not in page
+    (head,) = re.findall(r'aria-label="Every site".*?<thead>(.*?)</thead>', page, flags=re.DOTALL)
+    assert head.index("Loss") < head.index(">auc<") < head.index("Samples")
+    assert [row[4] for row in rows(page, "Every site")] == ["0.8", "0.81", "0.82", "0.83"]
+
+
+def test_a_metrics_name_is_escaped_and_a_task_without_metrics_has_no_such_section() -> None:
+    page = render(*with_metrics(study(4, 3), "<b>auc"))
+    assert "<b>auc" not in page
+    assert "&lt;b&gt;auc" in page
+    record = study(4, 3)
+    assert "Metrics of the task" not in render(record, summary(record))
+    assert "Metrics of the task" not in render(record, summary(record, metrics={}))
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 3, 40])
 @pytest.mark.parametrize("share", ["none", "aggregate", "per-node"])
 @pytest.mark.parametrize("measure", ["accuracy", "mse"])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from secure_fl.study.explain import explain
+from secure_fl.study.settings import PLAIN_METRICS
 from tests.protect.rosters import study
 
 
@@ -138,3 +139,32 @@ def test_circles_that_do_not_wait_are_explained() -> None:
     assert "takes at most 7 turns" in explained
     assert "after 9 versions of the model" in explained
     assert "do not wait" not in text()
+
+
+@pytest.mark.parametrize(
+    ("share", "sentence"),
+    [
+        ("aggregate", "The coordinator sees the sums of the sites that are opened together, not only the value"),
+        ("per-node", "The coordinator sees each site's sums, not only the value"),
+    ],
+)
+def test_the_sums_behind_a_metric_are_said_to_be_opened(share: str, sentence: str) -> None:
+    parsed = study(task={"name": "breast-cancer"}, metrics={"share": share}).completed()
+    explained = "\n".join(line for part in explain(parsed) for line in part.sentences)
+    assert "auc (128), sensitivity_at_90 (128)" in explained
+    assert sentence in explained
+    plain = study(task={"name": "breast-cancer"}, metrics={"share": share}, protection={"kind": "none"}).completed()
+    hidden = "of each site, since this protection hides nothing" in str(explain(plain))
+    assert hidden == (share == "aggregate")
+
+
+def test_metrics_that_are_not_shared_are_not_explained() -> None:
+    parsed = study(task={"name": "breast-cancer"}, metrics={"share": "none"}).completed()
+    assert "auc" not in str(explain(parsed))
+
+
+def test_metrics_are_among_what_no_noise_covers() -> None:
+    private = {"mode": "dp-sgd", "epsilon": 3.0, "delta": 1e-5}
+    parsed = study(task={"name": "breast-cancer"}, privacy=private).completed()
+    assert PLAIN_METRICS in parsed.exceptions
+    assert "measurements (accuracy, loss, auc, sensitivity_at_90) leave without noise" in str(explain(parsed))
