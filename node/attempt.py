@@ -42,7 +42,7 @@ from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
 from secure_fl.protect.combining import CombiningNodeHalf
 from secure_fl.protect.contract import Message, NodeHalf, RoundContext
-from secure_fl.randomness import KeyStream, Randomness
+from secure_fl.randomness import KeyStream
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.context import round_context
@@ -267,7 +267,7 @@ class Participation:
             result,
             base=_base(self._first),
             trained=self._scratch("update.safetensors") if self._kind is not RoundKind.EVALUATE else None,
-            stream=KeyStream(self._services.randomness(*_names(self._study, number, "rounding")).bytes(32)),
+            stream=KeyStream(self._services.randomness(*_names(self._study, self._number, "rounding")).bytes(32)),
             check_size=self._services.policy.check_upload,
         )
         if context.compares:
@@ -286,7 +286,7 @@ class Participation:
         self, context: RoundContext, blocks: dict[str, Integers], weight: int, features: Path | None = None
     ) -> NodeHalf:
         giving = Giving(self._services, self._resolved, self._protection, self._store, context)
-        randomness, memory = self._randomness("protect"), self._memory()
+        randomness, memory = self._services.randomness(*_names(self._study, self.key, "protect")), self._memory()
         return giving.half(blocks, weight, features, randomness=randomness, memory=memory, seconds=self._seconds)
 
     async def _protect_and_send(self, half: NodeHalf, metrics: SiteMetrics) -> None:
@@ -385,9 +385,6 @@ class Participation:
 
     def _memory(self) -> AttemptMemory:
         return self._store.memory(*self.key)
-
-    def _randomness(self, purpose: str) -> Randomness:
-        return self._services.randomness(*_names(self._study, self.key, purpose))
 
     def _scratch(self, name: str) -> Path:
         return self._store.scratch(f"{self._first.round}-{self._first.attempt}-{name}")

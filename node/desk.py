@@ -20,6 +20,7 @@ from node.privacy import limit_of, plan_here
 from node.store import NodeStore, read_cursor
 from secure_fl import tasks
 from secure_fl.errors import RefusedError, SecureFLError, SettingsError, UsageError
+from secure_fl.files import private_folder
 from secure_fl.privacy.decisions import this_user
 from secure_fl.privacy.events import NonPrivate
 from secure_fl.privacy.ledger import SENT
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         file = NodeFile.read(options.file)
         store = NodeStore(file.state_folder)
         if options.action == "approve":
+            private_folder(file.state_folder)  # Where it cannot be made, this says so best.
             _approve(file, store, options.studies)
         else:
             _show(file, store, as_json=options.json)
@@ -151,9 +153,7 @@ def _require_this_site(file: NodeFile, study: Study) -> None:
         raise RefusedError(
             f"study {study.study.name!r} is without this site: {mine.name!r} is not in its roster", advice=advice
         )
-    raise RefusedError(
-        f"the roster of study {study.study.name!r} has another certificate for {mine.name!r}", advice=advice
-    )
+    raise RefusedError(f"the roster of study {study.study.name!r} has another key for {mine.name!r}", advice=advice)
 
 
 def _study_in(file: NodeFile, path: Path) -> Study:

@@ -42,7 +42,7 @@ class Policy:
         """Raise `RefusedError` (or `SettingsError`) unless the site could agree to a study with these settings."""
         policy = self._file.policy
         if study.study.roster.get(self._me.name) != self._me.fingerprint:
-            raise RefusedError("this site's certificate is not in the roster")
+            raise RefusedError("this site's key is not in the roster")
         if not study.study.initial:
             raise RefusedError("the study does not say which model it starts from")
         if study.protection.kind not in policy.protections:

@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-coordinator = typer.Typer(name="coordinator", help="Run a coordinator.", no_args_is_help=True)
-node = typer.Typer(name="node", help="Run a site's node, and decide what it takes part in.", no_args_is_help=True)
+coordinator = typer.Typer(name="coordinator", help="Set up and run a coordinator.", no_args_is_help=True)
+node = typer.Typer(
+    name="node", help="Set up and run a site's node, and decide what it takes part in.", no_args_is_help=True
+)
 
 NodePath = Annotated[Path, typer.Argument(help="The node's file.")]
 

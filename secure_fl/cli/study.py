@@ -47,7 +47,7 @@ _TEMPLATE = """\
 name = "{name}"
 rounds = {rounds}
 seed = {seed}  # of the common start; another study gets another one
-# Site name = SHA-256 fingerprint of its certificate (`secure-fl pki roster`). `secure-fl run` fills this in by itself.
+# Site name = fingerprint of its signing key (`secure-fl pki roster`). `secure-fl run` fills this in by itself.
 [study.roster]
 {roster}
 

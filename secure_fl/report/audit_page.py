@@ -349,9 +349,9 @@ def _proof_section(found: Audit) -> str:
         for title, items in (("It proves", proven), ("It cannot prove", cannot), ("Remarks", found.notes))
         if items
     )
-    keys = ", ".join(certificate.fingerprint for certificate in found.certificates)
+    keys = ", ".join(dict.fromkeys(certificate.fingerprint for certificate in found.certificates))
     told = _listed(
-        "Identity of this ledger", {"Head": found.head.head, "Length": str(found.head.length), "Certificates": keys}
+        "Identity of this ledger", {"Head": found.head.head, "Length": str(found.head.length), "Signing keys": keys}
     )
     command = "secure-fl audit verify ledger.jsonl --ca ca.pem --witness witness.jsonl"
     again = f"<p>Check it yourself:</p><pre>{command}</pre>"

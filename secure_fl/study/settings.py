@@ -57,7 +57,7 @@ class StudySection(Settings):
     seed: int = Field(0, ge=0, lt=2**63)
     # The digest of the model that the first round begins from (`secure_fl.study.start`); `completed` writes it.
     initial: str = Field("", pattern=r"^([0-9a-f]{64})?$")
-    # Site name → SHA-256 fingerprint of its certificate. The coordinator cannot add anybody.
+    # Site name → fingerprint of its signing key. The coordinator cannot add anybody.
     roster: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("name")
@@ -78,7 +78,7 @@ class StudySection(Settings):
             if not _FINGERPRINT.fullmatch(fingerprint):
                 raise ValueError(f"{site}: a fingerprint is 64 hexadecimal digits (`secure-fl pki list`)")
         if len(set(roster.values())) != len(roster):
-            raise ValueError("two sites have the same certificate")
+            raise ValueError("two sites have the same key")
         return roster
 
 

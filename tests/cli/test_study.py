@@ -15,6 +15,7 @@ from secure_fl import protect, strategies
 from secure_fl.cli import app
 from secure_fl.cli.deployed import find
 from secure_fl.errors import SettingsError, UnknownStudyError, UsageError
+from secure_fl.identity.authority import Authority
 from secure_fl.operations.operator import Operator
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.study.settings import Study
@@ -37,10 +38,8 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path) -> None:
 def test_a_new_study_takes_the_sites_from_the_authority(tmp_path: Path) -> None:
     path, sites, authority = tmp_path / "study.toml", tmp_path / "roster.toml", str(tmp_path / "pki")
     assert invoke(app, ["pki", "init", authority, "--consortium", "Heart"]).exit_code == 0
-    issued = {}
-    for site in ("a.b", "c", "d"):
-        result = invoke(app, ["pki", "issue", authority, "node", site, "--out", str(tmp_path / "keys"), "--json"])
-        issued[site] = json.loads(result.stdout)["fingerprint"]
+    opened = Authority.open(Path(authority))
+    issued = {site: opened.issue("node", site).certificate.fingerprint for site in ("a.b", "c", "d")}
     sites.write_text(invoke(app, ["pki", "roster", authority]).stdout)
     arguments = ["study", "new", str(path), "--rounds", "3", "--roster", str(sites)]
     assert invoke(app, arguments).exit_code == 0

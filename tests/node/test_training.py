@@ -124,8 +124,8 @@ def execute(
     *,
     ship: bool = False,
     kind: RoundKind = RoundKind.TRAIN,
-    version: int | None = None,
     metrics: dict[str, Any] | None = None,
+    version: int | None = None,
 ) -> Result:
     """A first round of breast-cancer at one of three sites."""
     if strategy not in strategies.known():
@@ -159,13 +159,6 @@ def test_the_common_model_is_measured_beside_one_that_is_made_from_it_and_not_ke
     assert not (tmp_path / "personal").exists()
 
 
-def test_the_round_is_the_models_where_a_circle_takes_turns_of_its_own(tmp_path: Path) -> None:
-    """So that AiFed's r̂ = round − 1 is the version that was trained from, however many turns the site has taken."""
-    for version in (None, 0, 17):
-        execute(tmp_path, "dated", version=version)
-    assert Dated.rounds == [1, 1, 18]
-
-
 def test_a_study_that_asks_for_finer_sums_than_the_task_here_declares_is_not_measured(tmp_path: Path) -> None:
     finer = {"name": "auc", "sums": 4096, "formula": "auc", "settings": {"positive": 1, "bins": 2048}}
     with pytest.raises(SettingsError, match="what the task that is installed here does not"):
@@ -178,6 +171,13 @@ def test_the_tasks_metrics_are_measured_on_the_model_that_the_site_predicts_with
     assert turned.keys() == plain.keys() == {"auc", "sensitivity_at_90"}
     assert turned["auc"] != plain["auc"]
     assert sum(turned["auc"]) == sum(plain["auc"])
+
+
+def test_the_round_is_the_models_where_a_circle_takes_turns_of_its_own(tmp_path: Path) -> None:
+    """So that AiFed's r̂ = round − 1 is the version that was trained from, however many turns the site has taken."""
+    for version in (None, 0, 17):
+        execute(tmp_path, "dated", version=version)
+    assert Dated.rounds == [1, 1, 18]
 
 
 def test_how_rich_labels_are_goes_to_the_weight_and_not_into_the_measurements(tmp_path: Path) -> None:
