@@ -12,7 +12,6 @@ from typing import Any
 
 import tomli_w
 
-from secure_fl import protect
 from secure_fl.errors import UsageError
 
 _COLUMN = 38  # where comments begin
@@ -72,7 +71,7 @@ def node_file(name: str, *, coordinator: str, fingerprint: str, datasets: Sequen
 
 {sections}
 [policy]                              # what this site agrees to; everything else is refused
-{_line("protections", protect.hiding(), '"none" lets the coordinator read updates, "encrypted" it with one other site')}
+protections = ["masked", "sealed"]    # "none" lets the coordinator read updates, "encrypted" it with one other site
 {_line("strategies", (), "empty: all")}
 {_line("datasets", (), "ids that studies may use; empty: all of this file")}
 {_line("tasks", (), 'tasks that are no installed package: "wards.py:Wards", a file beside this one')}
@@ -151,13 +150,7 @@ _NO_DATASET = """\
 def _line(key: str, value: Any, comment: str) -> str:
     """One setting as TOML, with a comment in its column."""
     written = tomli_w.dumps({key: list(value) if isinstance(value, tuple) else value}).strip()
-    if isinstance(value, tuple):
-        written = f"{key} = [{', '.join(_quoted(one) for one in value)}]"
     return f"{written:{_COLUMN - 1}} # {comment}"
-
-
-def _quoted(text: str) -> str:
-    return tomli_w.dumps({"x": text}).strip().removeprefix("x = ")
 
 
 _STATE_AND_LOG = "\n".join(
