@@ -107,7 +107,7 @@ def _approval(file: NodeFile, store: NodeStore, study: Study) -> Finding:
 def require_approved_code(file: NodeFile, store: NodeStore, study: Study) -> None:
     """Raise `CodeChangedError` if the study was approved by hand, with other code than its task has here now."""
     given = Approvals(store.folder).read().get(study.id)
-    if file.policy.approve == "ask" and given is not None and given.code not in (None, code_here(study)):
+    if file.policy.approve == "ask" and given is not None and given.code not in (None, code_here(study).digest):
         raise changed_code(study)
 
 

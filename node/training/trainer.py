@@ -34,9 +34,10 @@ from secure_fl.strategies.site import Site
 from secure_fl.study.settings import Study
 from secure_fl.tasks.base import LocalData, Share, Source, Split, Task
 from secure_fl.tasks.code_digest import task_code
+from secure_fl.tasks.files import TaskFile, register
 from secure_fl.tasks.model_blocks import InitialBlocks, layout_of, seeded
 
-_Key: TypeAlias = tuple[str, str, str]  # the study, the site, and where its data are
+_Key: TypeAlias = tuple[str, str, str, str]  # the study, the site, where its data are, which file has the task
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,8 @@ class Trainer:
         key = _key(job)
         if key not in self._loaded:
             study = Study.from_canonical(Path(job.study).read_bytes())
+            if job.task_file:
+                register(study.task.name, TaskFile(path=Path(job.task_file), sha256=job.task_sha256))
             dataset, split_key = DatasetSection.parse(job.dataset), bytes.fromhex(job.split_key)
             self._loaded[key] = _load(study, dataset, Path(job.folder), split_key)
         return self._loaded[key]
@@ -193,7 +196,7 @@ def _found(loaded: _Loaded, *, salt: bytes) -> dict[str, str]:
 
 
 def _key(job: Job) -> _Key:
-    return job.study, job.me, job.folder
+    return job.study, job.me, job.folder, job.task_sha256
 
 
 def _require_layout(loaded: _Loaded, layout: Layout) -> None:

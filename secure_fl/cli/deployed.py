@@ -74,7 +74,10 @@ def status(
     operator: AsOperator = _DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far studies are, whom they wait for and why, and how well their models do."""
+    """Show how far studies are, whom they wait for and why, and how well their models do.
+
+    Example: secure-fl study status heart
+    """
 
     async def fetch(lead: Operator) -> tuple[pb.StudyStatus, ...]:
         return await lead.status(await find(lead, study_id) if study_id else "")
@@ -92,7 +95,10 @@ def status(
 
 
 def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
-    """End a study before its last round. What it has committed stays. Only who submitted a study may stop it."""
+    """End a study before its last round. What it has committed stays. Only who submitted a study may stop it.
+
+    Example: secure-fl study stop heart --as operator.toml
+    """
 
     async def end(lead: Operator) -> pb.StudyStatus:
         return await lead.stop(await find(lead, study_id))
@@ -107,7 +113,10 @@ def export(
     untrained: Annotated[bool, typer.Option("--untrained", help="Also if no round is finished yet.")] = False,
     operator: AsOperator = _DEFAULT,
 ) -> None:
-    """Write a study's current model as safetensors, with a model card beside it."""
+    """Write a study's current model as safetensors, with a model card beside it.
+
+    Example: secure-fl study export heart --out heart.safetensors
+    """
 
     async def fetch(lead: Operator) -> tuple[int, pb.StudyStatus]:
         (found,) = await lead.status(await find(lead, study_id))
@@ -198,6 +207,19 @@ def _plain(status: pb.StudyStatus) -> dict[str, Any]:
     }
 
 
+def _privacy_in_words(settings: str) -> str:
+    """What a study's canonical settings promise about single records."""
+    if not settings:
+        return "–"
+    privacy = json.loads(settings).get("privacy", {})
+    if privacy.get("mode", "none") == "none":
+        return "none; nothing limits how much the model can reveal about single records"
+    return (
+        f"{privacy['mode']}, at most epsilon {privacy['epsilon']:g} with delta {privacy['delta']:g} for each "
+        f"{privacy['unit']}, enforced by each site"
+    )
+
+
 def _card(status: pb.StudyStatus, version: int) -> str:
     record = json.loads(status.record) if status.record else {}
     lines = [
@@ -211,6 +233,6 @@ def _card(status: pb.StudyStatus, version: int) -> str:
         f"- parameters: {record.get('parameters', '–')}, shared: {record.get('shared_parameters', '–')}",
         f"- sites: {', '.join(site.name for site in status.sites)}",
         *(f"- measured last: {sentence}" for sentence in reached(status.record)),
-        "- differential privacy: none in this version",
+        f"- differential privacy: {_privacy_in_words(record.get('settings') or '')}",
     ]
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 from secure_fl.aggregation import RequestKind
 from secure_fl.settings import require_known
-from secure_fl.strategies.base import Strategy
+from secure_fl.strategies.base import LocalTraining, Strategy
 
 # Loaded by name: the node's main process and the command line stay free of torch until somebody trains.
 _BUILT_IN: dict[str, str] = {
@@ -55,6 +55,11 @@ def asks(name: str) -> RequestKind:
 def defaults(name: str) -> Mapping[str, Any]:
     """What the strategy with this id suggests for studies that do not say; nothing, where there is none."""
     return _class(name).defaults if name in _BUILT_IN else {}
+
+
+def settings(name: str) -> type[LocalTraining]:
+    """The settings that the strategy with this id has; those that all have, where there is none."""
+    return _class(name).Settings if name in _BUILT_IN else LocalTraining
 
 
 def _class(name: str) -> type[Strategy]:

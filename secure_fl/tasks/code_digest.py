@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from secure_fl import __version__
 from secure_fl.errors import TaskUnavailableError
+from secure_fl.tasks.files import source_of
 
 if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
@@ -60,6 +61,8 @@ def _sources(module: str) -> tuple[str, dict[str, bytes]]:
     loaded = sys.modules.get(module)
     file = Path(getattr(loaded, "__file__", None) or "")
     package = getattr(loaded, "__package__", None)
+    if (source := source_of(module)) is not None:  # what runs, whatever lies there by now
+        return module, {file.name: source}
     try:
         if not package:
             return module, {file.name: file.read_bytes()}

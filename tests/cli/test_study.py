@@ -93,11 +93,22 @@ def test_every_strategy_can_be_shown(tmp_path: Path, strategy: str) -> None:
 
 
 def test_help_teaches() -> None:
-    for command in ([], ["run"], ["study"], ["pki"], ["study", "new"]):
-        result = invoke(app, [*command, "--help"])
+    for group in ([], ["run"], ["study"], ["pki"], ["study", "new"]):
+        result = invoke(app, [*group, "--help"])
         assert result.exit_code == 0
         assert "Usage" in result.stdout
-    assert "Example" in invoke(app, ["run", "--help"]).stdout
+    taught = (
+        "run",
+        "study new",
+        "study check",
+        "study show",
+        "study submit",
+        "study status",
+        "study stop",
+        "study export",
+    )
+    for command in taught:
+        assert "Example" in invoke(app, [*command.split(), "--help"]).stdout, command
     assert protect.known()
 
 

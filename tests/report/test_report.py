@@ -201,6 +201,9 @@ def test_a_tasks_metrics_have_a_table_curves_and_a_column() -> None:
     assert rows(page, "Metrics of the task") == [["auc", "0.9421", "0.8", "0.83"], ["kappa", "–", "–", "–"]]
     assert "auc after each round" in page
     assert "kappa after each round" not in page
+    (chart, *_) = [svg for svg in drawings(page) if "auc after each round" in str(svg.get("aria-label"))]
+    ticks = [tick.text for tick in chart.iter() if tick.get("class") == "tick end"]
+    assert len(set(ticks)) == len(ticks) > 2  # decimals enough to tell them apart
     (head,) = re.findall(r'aria-label="Every site".*?<thead>(.*?)</thead>', page, flags=re.DOTALL)
     assert head.index("Loss") < head.index(">auc<") < head.index("Samples")
     assert [row[4] for row in rows(page, "Every site")] == ["0.8", "0.81", "0.82", "0.83"]

@@ -92,7 +92,7 @@ def test_whoever_has_the_tasks_formula_fills_its_values_in() -> None:
 
 
 def test_a_card_says_what_was_reached(tmp_path: Path) -> None:
-    replace(RECORD, settings="not a study").save(tmp_path / "record.json")
+    replace(RECORD, settings='{"version": 1}').save(tmp_path / "record.json")
     told = reached((tmp_path / "record.json").read_bytes())  # What the task's code is needed for stays out.
     assert told[1] == "auc 0.6875 (all test rows together)"
     assert reached(b"") == ()
