@@ -35,7 +35,6 @@ from secure_fl.events import Answered, Listener, PhaseClosed, SatOut, WaitingFor
 from secure_fl.messages import require
 from secure_fl.protect.contract import Message, Opened, Protection, RoundContext
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.study.filling import Filling
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.threads import in_thread
 from secure_fl.transport.objects import IncomingObject
@@ -217,10 +216,8 @@ class AttemptRunner:
 
     async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
         loop = asyncio.get_running_loop()
-        rounds, least = self._study.study.rounds, self._context.min_cohort
         # Where sites join at their own pace, the first phase ends when enough are there.
-        own_pace = Filling(wanted=max(rounds.buffer, least), flush_after=rounds.flush_after)
-        filling = own_pace if self._at_own_pace else None
+        filling = self._study.study.rounds.filling(self._context.min_cohort) if self._at_own_pace else None
         while machine.waiting and loop.time() < deadline:
             soon = _LONGEST_WAIT
             if filling is not None:
