@@ -33,9 +33,8 @@ from secure_fl.errors import (
 )
 from secure_fl.events import Answered, Listener, PhaseClosed, SatOut, WaitingForHolders
 from secure_fl.messages import require
-from secure_fl.protect.contract import Message, Opened, RoundContext
+from secure_fl.protect.contract import Message, Opened, Protection, RoundContext
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.study.filling import Filling
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.threads import in_thread
 from secure_fl.transport.objects import IncomingObject
@@ -217,10 +216,8 @@ class AttemptRunner:
 
     async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
         loop = asyncio.get_running_loop()
-        rounds, least = self._study.study.rounds, self._context.min_cohort
         # Where sites join at their own pace, the first phase ends when enough are there.
-        own_pace = Filling(wanted=max(rounds.buffer, least), flush_after=rounds.flush_after)
-        filling = own_pace if self._at_own_pace else None
+        filling = self._study.study.rounds.filling(self._context.min_cohort) if self._at_own_pace else None
         while machine.waiting and loop.time() < deadline:
             soon = _LONGEST_WAIT
             if filling is not None:
@@ -371,14 +368,8 @@ class AttemptRunner:
             return True
         if header.phase != machine.phase or node not in machine.waiting:
             raise LateMessageError(f"{node}: phase {header.phase!r} is over")
-        protection = self._protection
-        if header.payload.protection != protection.name:
-            raise ProtectionError(f"{node} answered with protection {header.payload.protection!r}")
-        if header.payload.version != protection.payload_version:
-            raise ProtectionError(f"{node} speaks another version of {protection.name!r}")
         require_report(header.metrics, self._study.study.metrics.measured)
-        if header.bulk.size > protection.largest_upload(self._context):
-            raise ProtectionError(f"{node} announces more than any answer needs")
+        _require_form(node, header, self._protection, self._context)
         return False
 
     async def _take(self, node: str, header: pb.UploadHeader, bulk: BulkFile, size: int) -> bool:
@@ -432,3 +423,13 @@ def upload_folder(plan: Attempt) -> str:
 
 def _spool_name(node: str, header: pb.UploadHeader) -> str:
     return f"{node}-{header.upload_id.hex()[:32]}"
+
+
+def _require_form(node: str, header: pb.UploadHeader, protection: Protection, context: RoundContext) -> None:
+    """Raise `ProtectionError` unless an answer says that it is of the attempt's protection, and not too long."""
+    if header.payload.protection != protection.name:
+        raise ProtectionError(f"{node} answered with protection {header.payload.protection!r}")
+    if header.payload.version != protection.payload_version:
+        raise ProtectionError(f"{node} speaks another version of {protection.name!r}")
+    if header.bulk.size > protection.largest_upload(context):
+        raise ProtectionError(f"{node} announces more than any answer needs")

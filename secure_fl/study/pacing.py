@@ -12,6 +12,7 @@ from secure_fl.errors import SettingsError
 from secure_fl.settings import Settings
 from secure_fl.strategies.base import Strategy
 from secure_fl.strategies.merging import MergeSettings
+from secure_fl.study.filling import Filling
 from secure_fl.study.turns import Pace
 
 
@@ -62,6 +63,10 @@ class RoundsSection(Settings):
             flush_after=self.flush_after,
             staleness=self.staleness,
         )
+
+    def filling(self, least: int) -> Filling:
+        """When a flush of single sites closes, of which nothing is opened with fewer than `least`."""
+        return Filling(wanted=max(self.buffer, least), flush_after=self.flush_after)
 
     @property
     def merging(self) -> MergeSettings:

@@ -35,6 +35,13 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_new_study_names_the_data_of_the_sites(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    for name, options in (("digits", []), ("wards", ["--dataset", "wards"])):
+        assert invoke(app, ["study", "new", str(path), "--force", *options]).exit_code == 0
+        assert Study.read(path).task.dataset_id == name
+
+
 def test_a_new_study_takes_the_sites_from_the_authority(tmp_path: Path) -> None:
     path, sites, authority = tmp_path / "study.toml", tmp_path / "roster.toml", str(tmp_path / "pki")
     assert invoke(app, ["pki", "init", authority, "--consortium", "Heart"]).exit_code == 0

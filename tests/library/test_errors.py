@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from secure_fl.errors import CohortTooSmallError, SecureFLError, StorageError, UnknownNameError, by_code
-from secure_fl.transport.errors import remote_error
+from secure_fl.transport.errors import ASK, remote_error
 
 
 def family(root: type[SecureFLError] = SecureFLError) -> list[type[SecureFLError]]:
@@ -44,9 +44,8 @@ def test_every_error_can_be_reported_by_the_other_side(cls: type[SecureFLError])
     assert type(error) is cls
     assert error.code == code_of(cls)
     assert str(error) == error.message == f"the coordinator answered: {code_of(cls)}"
-    # A code never stands alone. What to do about a disk is not for whoever hears of it from afar.
-    theirs = cls.advice and not issubclass(cls, StorageError)
-    assert error.hint == (cls.advice if theirs else "ask whoever runs the coordinator: its log says what it is")
+    # What a class advises is for whoever has the disk; where it advises nothing, there is somebody to ask.
+    assert error.hint == (cls.advice if cls.advice and not issubclass(cls, StorageError) else ASK)
 
 
 @named
