@@ -207,7 +207,7 @@ def _plain(status: pb.StudyStatus) -> dict[str, Any]:
     }
 
 
-def _privacy_in_words(settings: str) -> str:
+def privacy_in_words(settings: str) -> str:
     """What a study's canonical settings promise about single records."""
     if not settings:
         return "–"
@@ -233,6 +233,6 @@ def _card(status: pb.StudyStatus, version: int) -> str:
         f"- parameters: {record.get('parameters', '–')}, shared: {record.get('shared_parameters', '–')}",
         f"- sites: {', '.join(site.name for site in status.sites)}",
         *(f"- measured last: {sentence}" for sentence in reached(status.record)),
-        f"- differential privacy: {_privacy_in_words(record.get('settings') or '')}",
+        f"- differential privacy: {privacy_in_words(record.get('settings') or '')}",
     ]
     return "\n".join(lines) + "\n"

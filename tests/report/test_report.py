@@ -454,6 +454,18 @@ def test_turns_of_circles_are_drawn_and_counted() -> None:
     assert "Turns of circles" not in render(plain, summary(plain))
 
 
+def test_single_sites_are_not_called_circles_alone() -> None:
+    record = buffered()
+    alone = [
+        replace(entry, circles=tuple(replace(turn, members=(site,)) for turn in entry.circles for site in turn.members))
+        for entry in record.rounds
+    ]
+    page = render(replace(record, rounds=tuple(alone)), summary(record))
+    Page(page)
+    assert "Sites at their own pace" in page
+    assert "Turns of circles" not in page
+
+
 def test_who_was_heard_how_much_is_beside_an_even_share() -> None:
     record = buffered()
     found = rows(render(record, summary(record)), "How much each site was heard")
