@@ -82,10 +82,10 @@ def _doubts(file: NodeFile, study: Study) -> tuple[str, ...]:
 
 
 def code_here(study: Study) -> str:
-    """The digest of the task's code as it is installed here: what is approved with the study."""
+    """The digest of the task's code as it is installed here, and of its strategy's: what is approved with the study."""
     from secure_fl.tasks.code_digest import task_code  # torch, which `status` does not wait for
 
-    return task_code(type(tasks.create(study.task.name, study.task.settings))).digest
+    return task_code(type(tasks.create(study.task.name, study.task.settings)), type(study.make_strategy())).digest
 
 
 def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from secure_fl.cli.progress import RunProgress, human
 from secure_fl.errors import BlocksClosedError
 from secure_fl.settings import set_dotted
+from secure_fl.simulation.progress import human
 from secure_fl.study.settings import Study
 
 NOTHING_COMBINED = (
@@ -39,6 +39,10 @@ def run(
     ] = "processes",
     seed: Annotated[int | None, typer.Option(help="Seed of partition, initial model and batches.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; an unfinished run in it is resumed.")] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND:TARGET", help="Write curves: tensorboard:DIR or mlflow:URI; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run a whole federation on this machine.
@@ -61,17 +65,17 @@ def run(
     for assignment in assignments or ():
         set_dotted(table, assignment)
     policy = table.pop("policy", {})
-    # One person sees every site here; a deployed study has to ask for this, and each site to allow it.
-    table.setdefault("metrics", {}).setdefault("share", "per-node")
     parsed = Study.parse(table)
-    folder = out or Path("runs") / f"{parsed.study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
     # Imported late: `--help` and mistakes in the settings should answer at once.
-    from secure_fl.simulation.run import run as run_study
+    from secure_fl.api.simulate import BlocksClosedWarning, new_folder, simulate
 
+    folder = out or new_folder(parsed.study.name)
     try:
-        with RunProgress(rounds=parsed.versions, quiet=as_json) as progress:
-            _, summary = run_study(parsed, engine=engine, folder=folder, policy=policy, listener=progress.listen)
+        with warnings.catch_warnings(action="ignore", category=BlocksClosedWarning):  # an error, below
+            summary = simulate(
+                parsed, engine=engine, out=folder, policy=policy, progress=not as_json, track=track or ()
+            ).summary
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
         raise typer.Exit(130) from None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
-import shutil
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -17,11 +15,14 @@ from secure_fl.events import CoordinatorFailed, Event, Listener, PrivacyPlanned,
 from secure_fl.files import write_atomically
 from secure_fl.report import Step, render
 from secure_fl.results import traces
+from secure_fl.results.history import history, write_csv
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.settings import require_known
 from secure_fl.simulation.engines import last_complaint, processes, threads
+from secure_fl.simulation.models import write_models
 from secure_fl.simulation.spent import spent_by_site
+from secure_fl.simulation.stopping import Stoppable
 from secure_fl.simulation.units import plan_lines
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.settings import Study
@@ -30,9 +31,15 @@ ENGINES = {"processes": processes, "threads": threads}
 
 
 def run(
-    study: Study, *, engine: str, folder: Path, policy: Mapping[str, Any], listener: Listener
+    study: Study,
+    *,
+    engine: str,
+    folder: Path,
+    policy: Mapping[str, Any],
+    listener: Listener,
+    loop: Stoppable | None = None,
 ) -> tuple[StudyRecord, dict[str, Any]]:
-    """Run `study` in `folder` and leave there everything the contract names.
+    """Run `study` in `folder` and leave there everything the contract names. Another thread may stop it by its `loop`.
 
     Raises `StudyAbortedError` when the study does not finish, after saving what there is.
     """
@@ -46,7 +53,7 @@ def run(
         if lines:
             listener(PrivacyPlanned(study_id=workspace.study.id, text="\n".join(lines)))
         troubles = _Troubles(workspace, listener)
-        asyncio.run(run_engine(workspace, troubles.listen))
+        (loop or Stoppable()).run(run_engine(workspace, troubles.listen))
     record = _load_record(workspace)
     if record is None or record.outcome != "finished":
         raise troubles.explain()
@@ -54,9 +61,8 @@ def run(
     spent = spent_by_site(workspace)
     summary = summarise(record, engine=engine, seconds=time.monotonic() - started, report=str(report), spent=spent)
     workspace.collect()
-    if study.make_strategy().has_global_model:
-        checkpoints = workspace.study_state / "checkpoints"
-        shutil.copyfile(max(checkpoints.glob("*.safetensors")), folder / "model.safetensors")
+    write_models(workspace, record, summary)
+    write_csv(folder / "history.csv", history(record))
     notes, rows = (
         {name: traces.read(workspace.node_folder(name) / file) for name in record.roster}
         for file in ("traces.jsonl", "rows.jsonl")

@@ -44,8 +44,8 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
                 f"Its hash, which a site approves, is {study.id}.",
                 *_buffered(study),
                 *_start(study),
-                f"The task's code here is {task_code(type(task)).text}. With the study a site approves the code it "
-                "has itself, and is asked again when that changes.",
+                f"The task's code here is {task_code(type(task), type(strategy)).text}. With the study a site approves "
+                "the code it has itself, and is asked again when that changes.",
             ),
         ),
         Explanation(

@@ -27,6 +27,7 @@ from secure_fl.study.circles import Circle, checked, divide, require_recovery, s
 from secure_fl.study.combinations import require_combinations
 from secure_fl.study.pacing import RoundsSection, require_buffered
 from secure_fl.study.private import PrivacySection, plan_at, require_private
+from secure_fl.study.shorthand import Shorthand
 from secure_fl.tasks.partition import PartitionSettings
 
 if TYPE_CHECKING:
@@ -191,8 +192,8 @@ class SimulationSection(Settings):
         )
 
 
-class Study(Settings):
-    """A validated study."""
+class Study(Shorthand):
+    """A validated study. From Python: `Study.of(task="digits", rounds=5)`; from a file: `Study.read(path)`."""
 
     study: StudySection = StudySection()
     task: TaskSection = TaskSection()
@@ -216,9 +217,9 @@ class Study(Settings):
         return {**values, "protection": {**protection, "kind": kind}}
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path | str) -> Self:
         """The study in a TOML file."""
-        return cls.parse(cls.read_table(path))
+        return cls.parse(cls.read_table(Path(path)))
 
     @staticmethod
     def read_table(path: Path) -> dict[str, Any]:
@@ -380,8 +381,7 @@ class Study(Settings):
 
         Raises `SettingsError`, or `OverflowInvariantError` where the bits do not suffice, with the first problem.
         """
-        # Imported here: the registries are light, the task itself needs torch.
-        from secure_fl import tasks
+        from secure_fl import tasks  # here: the registries are light, the task itself needs torch
         from secure_fl.tasks.model_blocks import initial_blocks
 
         require_known("strategy", self.strategy.name, strategies.known())
