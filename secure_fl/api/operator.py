@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,10 +108,11 @@ class Operator:
         names = "torch" if _to_torch(path, record) else "blocks"
         last = record.rounds[-1] if record is not None and record.rounds else None
         figures = {} if last is None else {"accuracy": last.global_accuracy, "mse": last.mean_mse}
-        card = ModelCard.of(record or _unbegun(found), metrics=figures, names=names).write(path)
+        card = ModelCard.of(record or _unbegun(found), metrics=figures, names=names)
+        page = replace(card, rounds=found.rounds_done, planned_rounds=found.rounds_planned).write(path)
         return Exported(
             path=path,
-            card=card,
+            card=page,
             version=version,
             names=names,
             rounds_done=found.rounds_done,

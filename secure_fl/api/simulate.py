@@ -52,11 +52,11 @@ def simulate(
         run = simulate(Study.read("trial.toml"), task=MyTask, settings={"strategy.epochs": 2})
 
     `study` is a study, the path of its file, or a mapping as `Study.of` takes it; without one the defaults run. The
-    keywords up to `settings` change it. `task` may be a `Task` class or object and `strategy` a `Strategy` class that is
-    defined in this process, as in a notebook: with the engine "threads", where all sites are in this process.
-    "processes" starts a process for each site, which can import installed code only. `policy` is what every simulated site's
-    [policy] says otherwise. `out` is the output folder, by default a new one in `runs`; an unfinished run in it is
-    resumed. `track` is "tensorboard:DIR", "mlflow:URI" or a list of such.
+    keywords up to `settings` change it. `task` may be a `Task` class or object, and `strategy` a `Strategy` class, that
+    only this process has, as in a notebook. That needs the engine "threads", where all sites are in this process;
+    "processes" starts a process for each site, which can import installed code only. `policy` is what every simulated
+    site's [policy] says otherwise. `out` is the output folder, by default a new one in `runs`; an unfinished run in it
+    is resumed. `track` is "tensorboard:DIR", "mlflow:URI" or a list of such.
 
     Ctrl-C stops everything that was started. Raises `SettingsError` before anything has begun, and `StudyAbortedError`
     or another `SecureFLError` for a study that does not finish.
