@@ -150,7 +150,7 @@ def _state() -> dict[str, Any]:
     return {
         "logging": [(log.level, log.handlers[:], log.propagate) for log in map(logging.getLogger, names)],
         "torch": (torch.get_num_threads(), torch.get_rng_state().tolist(), torch.get_default_dtype()),
-        "numpy": str(np.random.get_state()),  # noqa: NPY002
+        "numpy": str(np.random.get_state()),
         "random": random.getstate(),
         "process": (Path.cwd(), dict(os.environ), list(sys.path), list(warnings.filters)),
         "signal": signal.getsignal(signal.SIGINT),

@@ -1,4 +1,4 @@
-"""Strategies of installed packages: found by their entry point, never in place of a built-in one, and approved as code."""
+"""Strategies of installed packages: found by entry point, never in place of a built-in one, approved as code."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def trained(seed: int = 3) -> tuple[nn.Module, dict[str, np.ndarray]]:
     with torch.no_grad():
         for tensor in model.state_dict().values():
             if tensor.is_floating_point():
-                tensor += torch.rand_like(tensor)
+                tensor.add_(torch.rand_like(tensor))
     return model, read_blocks(TASK, model)
 
 
