@@ -50,18 +50,21 @@ class Gate:
         self._pace: dict[str, Pace] = {}  # by certificate, so that a second connection is no second allowance
 
     def handlers(
-        self, service: ServiceDescriptor, servicer: object, *, roles: frozenset[str]
+        self, service: ServiceDescriptor, servicer: object, *, roles: frozenset[str], tells: bool = False
     ) -> grpc.GenericRpcHandler:
-        """The handlers of every method of `service` that `servicer` has, for peers of the given roles."""
+        """The handlers of every method of `service` that `servicer` has, for peers of the given roles.
+
+        With `tells` they are told why a request is refused, and not only by which kind of error.
+        """
         methods = {
-            method.name: self._handler(method, getattr(servicer, method.name), roles)
+            method.name: self._handler(method, getattr(servicer, method.name), roles, tells=tells)
             for method in service.methods
             if hasattr(servicer, method.name)
         }
         return grpc.method_handlers_generic_handler(service.full_name, methods)
 
     def _handler(
-        self, method: MethodDescriptor, serve: Callable[..., Any], roles: frozenset[str]
+        self, method: MethodDescriptor, serve: Callable[..., Any], roles: frozenset[str], *, tells: bool
     ) -> grpc.RpcMethodHandler[Any, Any]:
         kind = GetMessageClass(method.input_type)
 
@@ -71,12 +74,12 @@ class Gate:
             return self._messages(kind, raw, peer, roles)
 
         async def answer_once(raw: Any, context: Context) -> Message:
-            async with self._admitted(raw, context, method, roles) as (incoming, peer):
+            async with self._admitted(raw, context, method, roles, tells=tells) as (incoming, peer):
                 reply: Message = await serve(await request(incoming, peer), peer)
             return reply
 
         async def answer_many(raw: Any, context: Context) -> AsyncIterator[Message]:
-            async with self._admitted(raw, context, method, roles) as (incoming, peer):
+            async with self._admitted(raw, context, method, roles, tells=tells) as (incoming, peer):
                 async for reply in serve(await request(incoming, peer), peer):
                     self._peers.check(peer, roles=roles)  # Revoked while connected: told nothing more.
                     yield reply
@@ -91,10 +94,10 @@ class Gate:
 
     @asynccontextmanager
     async def _admitted(
-        self, raw: Any, context: Context, method: MethodDescriptor, roles: frozenset[str]
+        self, raw: Any, context: Context, method: MethodDescriptor, roles: frozenset[str], *, tells: bool
     ) -> AsyncIterator[tuple[Any, Certificate]]:
         """Identity first, then the peer's share of the server; what is raised inside leaves as a code."""
-        async with errors_as_status(context):
+        async with errors_as_status(context, tells=tells):
             try:
                 if method.client_streaming:
                     # Refused while it still writes, a peer's gRPC would report the failed write and not our reason.

@@ -17,6 +17,7 @@ from coordinator.bulk_files import EMPTY, BulkFile, BulkFiles
 from coordinator.machine import RoundMachine
 from coordinator.pulse import Pulse
 from coordinator.reception import Reception
+from coordinator.reports import require_report
 from coordinator.store import Attempt, Store, StoredAnswer
 from coordinator.traffic import Traffic
 from coordinator.unbroken import Unbroken
@@ -359,6 +360,7 @@ class AttemptRunner:
             raise ProtectionError(f"{node} answered with protection {header.payload.protection!r}")
         if header.payload.version != protection.payload_version:
             raise ProtectionError(f"{node} speaks another version of {protection.name!r}")
+        require_report(header.metrics, self._study.study.metrics.measured)
         if header.bulk.size > protection.largest_upload(self._context):
             raise ProtectionError(f"{node} announces more than any answer needs")
         return False

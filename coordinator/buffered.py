@@ -17,6 +17,7 @@ from coordinator.pulse import Pulse
 from coordinator.rounds import RoundResult, RoundServices
 from coordinator.shared_model import OpenedTurn
 from coordinator.store import Store
+from secure_fl.encoding.metrics import require_range
 from secure_fl.errors import CohortTooSmallError, ProtectionError, StaleTurnError, StudyAbortedError
 from secure_fl.protect.contract import Opened, OpenedSums
 from secure_fl.results.record import CircleRound
@@ -162,8 +163,8 @@ class BufferedRounds:
         """A mean beyond the clip is impossible for sites that follow the rules: such a turn is not merged."""
         if not isinstance(opened, OpenedSums):
             raise ProtectionError("a circle opens a sum")
-        for block in opened.blocks.values():
-            self._services.resolved.codec.require_range(block)
+        for name, block in opened.blocks.items():
+            require_range(name, block, self._services.resolved.codec)
 
     # --- flushes ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import numpy as np
 from secure_fl.blocks import Blocks, Layout
 from secure_fl.checkpoints import load_arrays, save_arrays
 from secure_fl.errors import MalformedMessageError, StorageError
-from secure_fl.files import write_pieces
+from secure_fl.files import publish, write_pieces
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import reference
@@ -53,6 +53,7 @@ class BulkFiles:
         self._objects = folder / "objects"
         self._spool = folder / "spool"
         self._checkpoints = folder / "checkpoints"
+        self.first = folder / "first.json"  # what is known of the model that the study starts from
         try:
             for part in (self._objects, self._spool, self._checkpoints):
                 part.mkdir(parents=True, exist_ok=True)
@@ -70,6 +71,19 @@ class BulkFiles:
         if not path.exists():
             write_pieces(path, (memoryview(content),))
         return known
+
+    def put_pieces(self, digest: bytes, pieces: Iterable[memoryview]) -> None:
+        """Keep an object that comes in pieces, and whose SHA-256 is known."""
+        path = self._objects / digest.hex()
+        if not path.exists():
+            write_pieces(path, pieces)
+
+    def adopt(self, path: Path, digest: bytes) -> None:
+        """Take over a file, which was compared with its SHA-256, as an object."""
+        try:
+            publish(path, self._objects / digest.hex())
+        except OSError as error:
+            raise StorageError(f"an object cannot be stored ({error.strerror})") from error
 
     def object_path(self, digest: bytes) -> Path:
         """Where an object lies; `MalformedMessageError` when there is none."""
@@ -93,9 +107,7 @@ class BulkFiles:
         content = hashlib.sha256()
         for piece in layout.pieces(blocks):
             content.update(piece)
-        path = self._objects / content.hexdigest()
-        if not path.exists():
-            write_pieces(path, layout.pieces(blocks))
+        self.put_pieces(content.digest(), layout.pieces(blocks))
         return content.digest()
 
     def model(self, layout: Layout, digest: bytes) -> Blocks:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from coordinator.allowed_tasks import require_allowed
 from coordinator.config import CoordinatorFile
 from coordinator.store import Store
 from secure_fl.errors import DoubtError, SettingsError, StorageError
@@ -73,12 +72,13 @@ def _store(file: CoordinatorFile) -> str:
 
 
 def _study(path: Path, file: CoordinatorFile) -> str:
-    require_allowed(Study.read(path), file.coordinator.tasks)  # before `read_study` imports it
-    study: Study = doctor.read_study(path)
+    """Whether this coordinator could run it. Nothing of its task is needed here, and nothing of it is imported."""
+    study = Study.read(path)
+    study.check_parts()
     mine: Certificate = file.credential().certificate
     if mine.fingerprint in study.study.roster.values():
         raise SettingsError("the roster names the coordinator's certificate", advice="a roster names sites only")
-    return f"{study.study.name} {study.id} is sound, with {len(study.study.roster)} sites"
+    return f"{study.study.name} can run here, with {len(study.study.roster)} sites"
 
 
 if __name__ == "__main__":

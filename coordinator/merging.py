@@ -8,7 +8,7 @@ import numpy as np
 
 from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.integers import BlockSum
-from secure_fl.encoding.metrics import METRICS_BLOCK
+from secure_fl.encoding.metrics import METRICS_BLOCK, require_range
 from secure_fl.errors import ProtectionError
 from secure_fl.protect.contract import Opened, OpenedSums
 
@@ -38,8 +38,8 @@ class CircleSums:
         """
         if not isinstance(opened, OpenedSums):
             raise ProtectionError("a circle opens a sum")
-        for block in opened.blocks.values():
-            self._codec.require_range(block)
+        for name, block in opened.blocks.items():
+            require_range(name, block, self._codec)
         self._cohort = tuple(sorted((*self._cohort, *opened.cohort)))
         blocks = opened.taken()
         if self._robust:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from pathlib import Path
 
 from coordinator.service import Coordinator
 from coordinator.store import Owner
 from coordinator.study_runner import StudyRunner
 from secure_fl.errors import NotOwnerError, StorageError, UnknownStudyError
+from secure_fl.files import private_folder
 from secure_fl.identity.certificates import Certificate
-from secure_fl.limits import SETTINGS_BYTES
 from secure_fl.messages import require
+from secure_fl.operations.submission import read_request
 from secure_fl.rpc import operations_pb2 as pb
-from secure_fl.study.settings import Study
-from secure_fl.threads import in_thread
+from secure_fl.rpc.federation_pb2 import ObjectRef
+from secure_fl.study.first_model import FirstModel
+from secure_fl.threads import in_thread, in_thread_whole
+from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import check_study_id, file_chunks
 
 log = logging.getLogger(__name__)
@@ -28,14 +33,40 @@ class Operations:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
-    async def Submit(self, request: pb.SubmitRequest, operator: Certificate) -> pb.StudyStatus:
-        """Take a study up. The same study again is the same study."""
-        require(len(request.settings) <= SETTINGS_BYTES, "a study is too long")
-        study = Study.from_canonical(request.settings)
-        owner = Owner(name=operator.name, fingerprint=operator.fingerprint)
-        runner = await self._coordinator.submit(study, owner=owner)
-        log.info("study %s submitted by %s", study.id[:12], operator.name)
-        return await self._status(runner)
+    async def Submit(self, parts: AsyncIterator[pb.SubmitPart], operator: Certificate) -> AsyncIterator[pb.SubmitReply]:
+        """Take a study up, with the model that it starts from. The same study again is the same study."""
+        study, first = read_request(await anext(parts, pb.SubmitPart()))
+        content = self._coordinator.incoming / f"{study.id}-{secrets.token_hex(8)}"
+        try:
+            if study.id not in self._coordinator.runners:
+                # Before a byte of the model is sent: whoever is refused learns it at once.
+                await in_thread(self._coordinator.examine, study, first)
+                yield pb.SubmitReply(wanted=True)
+                await self._receive(parts, study.id, first, content)
+            owner = Owner(name=operator.name, fingerprint=operator.fingerprint)
+            runner = await self._coordinator.submit(study, first, content, owner=owner)
+            log.info("study %s submitted by %s", study.id[:12], operator.name)
+            yield pb.SubmitReply(status=await self._status(runner))
+        finally:
+            content.unlink(missing_ok=True)
+
+    async def _receive(
+        self, parts: AsyncIterator[pb.SubmitPart], study_id: str, first: FirstModel, content: Path
+    ) -> None:
+        """The first model, whole and compared with its digest, in the file `content`."""
+        private_folder(content.parent)
+        reference = ObjectRef(sha256=first.sha256, size=first.size)
+        incoming = IncomingObject(content, reference)
+        try:
+            while incoming.position < first.size:
+                part = await anext(parts, pb.SubmitPart())
+                require(part.WhichOneof("body") == "chunk", "a submission ends before its model is whole")
+                require(part.chunk.study_id == study_id, "a chunk of another study's model")
+                require(part.chunk.offset == incoming.position, "a chunk is out of order")
+                await in_thread_whole(incoming.write, part.chunk)
+            await in_thread_whole(lambda: incoming.finish(durable=True))
+        finally:
+            incoming.discard()
 
     async def Status(self, request: pb.StatusRequest, _operator: Certificate) -> pb.StatusReply:
         """All studies in short, or one with its record."""
@@ -55,7 +86,10 @@ class Operations:
         owner = await self._coordinator.owner(runner)
         # By name: the consortium gives a name to one operator, who keeps it when the certificate is renewed.
         if owner is not None and owner.name != operator.name:
-            raise NotOwnerError(f"study {runner.id[:12]} was submitted by {owner.name!r}, not by {operator.name!r}")
+            raise NotOwnerError(
+                f"study {runner.id[:12]} was submitted by operator {owner.name!r}, and nobody else may stop it",
+                advice=f"ask {owner.name!r} to stop it; a site that wants to leave takes its approval back",
+            )
         log.info("study %s is stopped by %s", runner.id[:12], operator.name)
         await self._coordinator.stop(runner)
         return await self._status(runner)

@@ -78,6 +78,7 @@ class Publication:
             ),
             roster=roster,
             per_node=self.resolved.study.metrics.share == "per-node",
+            measured=self.resolved.study.metrics.measured,
             left_out=self.left_out.names,
         )
         plans = [attempt.plan for attempt in result.attempts]

@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 
+from coordinator.reports import sums_of, together, valued
 from coordinator.rounds import RoundResult
 from coordinator.store import StoredAnswer
 from coordinator.traffic import Traffic
@@ -21,6 +22,7 @@ from secure_fl.protect.contract import Opened
 from secure_fl.results.record import CircleRound, LeftOut, NodeRound, Outcome, RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.measures import MeasuredMetric
 from secure_fl.study.resolved import ResolvedStudy
 
 _VANISHED = (LateMessageError.code, NotConnectedError.code, "")
@@ -72,11 +74,17 @@ class RoundFacts:
 
 
 def record_round(
-    facts: RoundFacts, *, roster: Iterable[str], per_node: bool, left_out: frozenset[str] = frozenset()
+    facts: RoundFacts,
+    *,
+    roster: Iterable[str],
+    per_node: bool,
+    measured: Sequence[MeasuredMetric] = (),
+    left_out: frozenset[str] = frozenset(),
 ) -> RoundRecord:
-    """The round's record; `left_out` are those who were not invited although they may be there."""
+    """The round's record, with the metrics `measured`; `left_out` were not invited although they may be there."""
     reports = {a.node: a.header.metrics for a in facts.answers if per_node and a.header.HasField("metrics")}
-    nodes = tuple(_node(name, facts, reports.get(name), left_out=name in left_out) for name in roster)
+    nodes = tuple(_node(name, facts, reports.get(name), measured, left_out=name in left_out) for name in roster)
+    pooled = together(reports.values(), measured) if per_node else facts.metrics.sums
     record = RoundRecord(
         number=facts.number,
         kind=facts.kind,
@@ -90,6 +98,7 @@ def record_round(
         mean_loss=facts.metrics.loss,
         mean_mse=facts.metrics.mse,
         global_accuracy=facts.metrics.global_accuracy,
+        **valued(pooled, measured),
     )
     if not per_node:
         return record
@@ -98,7 +107,7 @@ def record_round(
         mean_accuracy=_mean(node.accuracy for node in nodes),
         mean_loss=_mean(node.loss for node in nodes),
         mean_mse=_mean(node.mse for node in nodes),
-        global_accuracy=_mean_over_samples(nodes),
+        global_accuracy=_mean(node.global_accuracy for node in nodes),
     )
 
 
@@ -145,7 +154,14 @@ def _possible(rounds: tuple[RoundRecord, ...]) -> int:
     return sum(len(record.cohort) for record in rounds if record.kind is RoundKind.TRAIN)
 
 
-def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None, *, left_out: bool) -> NodeRound:
+def _node(
+    name: str,
+    facts: RoundFacts,
+    report: pb.MetricsReport | None,
+    measured: Sequence[MeasuredMetric],
+    *,
+    left_out: bool,
+) -> NodeRound:
     outcome: Outcome
     reason = facts.left.get(name, "")
     if name in facts.opened.cohort:
@@ -161,20 +177,10 @@ def _node(name: str, facts: RoundFacts, report: pb.MetricsReport | None, *, left
     if report is None:
         return shared
     fields = ("accuracy", "loss", "mse", "global_accuracy")
-    measured = {field: getattr(report, field) for field in fields if report.HasField(field)}
-    return replace(shared, samples=report.samples, **measured)
+    known = {field: getattr(report, field) for field in fields if report.HasField(field)}
+    return replace(shared, samples=report.samples, **known, **valued(sums_of(report), measured))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return float(np.mean(present)) if present else None
-
-
-def _mean_over_samples(nodes: tuple[NodeRound, ...]) -> float | None:
-    """The common model's accuracy on all sites' test data together."""
-    pairs = [
-        (node.global_accuracy, node.samples) for node in nodes if node.global_accuracy is not None and node.samples
-    ]
-    if not pairs:
-        return None
-    return float(np.average([accuracy for accuracy, _ in pairs], weights=[samples for _, samples in pairs]))

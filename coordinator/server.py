@@ -105,7 +105,7 @@ async def start_server(
     server = grpc.aio.server(
         handlers=[
             gate.handlers(_FEDERATION, Federation(coordinator.hub), roles=frozenset({"node"})),
-            gate.handlers(_OPERATIONS, Operations(coordinator), roles=frozenset({"operator"})),
+            gate.handlers(_OPERATIONS, Operations(coordinator), roles=frozenset({"operator"}), tells=True),
             gate.handlers(_RECEPTION, Reception(), roles=frozenset({"node", "operator"})),
             gate.handlers(_HEALTH, Health(), roles=frozenset({"node", "operator"})),
         ],

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from coordinator.allowed_tasks import require_allowed
+from coordinator import first_models
+from coordinator.bulk_files import BulkFiles
 from coordinator.sessions import Hub
 from coordinator.store import Owner, Store
 from coordinator.study_runner import StudyRunner
 from secure_fl import logs
-from secure_fl.errors import InitialModelError, ModelTooLargeError, SecureFLError, SettingsError, StorageError
+from secure_fl.errors import ModelTooLargeError, SecureFLError, SettingsError, StorageError
 from secure_fl.events import Listener, StudyFailed, StudyPaused, ignore
 from secure_fl.limits import OBJECT_BYTES
+from secure_fl.study.first_model import FirstModel
 from secure_fl.study.settings import Study
 from secure_fl.threads import in_thread
 
@@ -49,54 +52,73 @@ class Coordinator:
         self._grace = grace
         self._now = now
         self._model_bytes = model_bytes
-        self._allowed_tasks = tasks  # `module:attribute`; installed ids are always allowed
+        self._allowed_tasks = tasks  # `module:attribute`, for studies that come without their first model
         self._storage_pause = storage_pause  # before a study goes on after a storage error; None: it does not
 
     def resume(self) -> None:
         """Take up every study in the store, finished ones too: their nodes may still ask."""
+        shutil.rmtree(self.incoming, ignore_errors=True)  # what was being submitted when the last process ended
         for stored in self._store.studies():
             try:
                 study = Study.from_canonical(stored.settings)
-                if stored.state == "running":  # One that has ended imports nothing, and its model may be wanted.
-                    require_allowed(study, self._allowed_tasks)
+                if stored.state == "running":  # One that has ended needs no model to go on from.
+                    self._first_model(study)
             except SettingsError as error:  # An upgrade must not keep the other studies from going on.
                 log.error("study %s is not taken up: %s → %s", stored.id[:12], error.message, error.hint)
                 continue
             self._runner(study, stored.state, stored.reason)
 
     def prepare(self, study: Study) -> StudyRunner:
-        """Take up a study; one that is already here stays as it is."""
+        """Take up a study of the coordinator's own file, whose task is here; one that is known stays as it is."""
         if study.id in self.runners:
             return self.runners[study.id]
-        self._admit(study)
+        first_models.require_allowed(study, self._allowed_tasks)  # before `check` imports it
+        study.check()
+        self.examine(study, self._first_model(study))
+        self._store.add_study(study.id, study.canonical(), now=self._now())
         return self._runner(study, "running", "")
 
-    async def submit(self, study: Study, *, owner: Owner | None = None) -> StudyRunner:
-        """The same while others run, for the one who may stop it.
+    def examine(self, study: Study, first: FirstModel) -> None:
+        """Raise `SettingsError` unless this coordinator can run the study, which starts from the model `first`."""
+        study.check_parts()
+        first.require(initial=study.study.initial, shipped=study.make_strategy().shipped)
+        if first.size > self._model_bytes:
+            raise ModelTooLargeError(
+                f"the study's model has {first.size} bytes, more than the {self._model_bytes} allowed here",
+                advice="whoever runs the coordinator may raise [limits] model_bytes in the coordinator's file",
+            )
+
+    async def submit(
+        self, study: Study, first: FirstModel, content: Path, *, owner: Owner | None = None
+    ) -> StudyRunner:
+        """Take up a study while others run, with its first model in the file `content`; for the one who may stop it.
 
         Only the check is left to a thread: sessions belong to the event loop's.
         """
         async with self._submitting:  # The same study may come twice at once.
             if study.id not in self.runners:
-                await in_thread(self._admit, study, owner)
+                await in_thread(self._admit, study, first, content, owner)
             runner = self.runners.get(study.id) or self._runner(study, "running", "")
         self.start(runner)
         return runner
 
-    def _admit(self, study: Study, owner: Owner | None = None) -> None:
-        require_allowed(study, self._allowed_tasks)  # before `check` imports it
-        layout = study.check()
-        if not study.study.initial:
-            raise InitialModelError(
-                "the study does not say which model it starts from",
-                advice="submit it with `secure-fl study submit`, or write it out with `secure-fl study check --write`",
-            )
-        if 4 * layout.size > self._model_bytes:
-            raise ModelTooLargeError(
-                f"the study's model has {4 * layout.size} bytes, more than the {self._model_bytes} allowed here",
-                advice="raise [limits] model_bytes in the coordinator's file",
-            )
+    def _admit(self, study: Study, first: FirstModel, content: Path, owner: Owner | None) -> None:
+        self.examine(study, first)
+        first_models.keep(self._files(study), first, content)
         self._store.add_study(study.id, study.canonical(), now=self._now(), owner=owner)
+
+    def _first_model(self, study: Study) -> FirstModel:
+        """As it was submitted or, for a study that nobody submitted, as its task makes it here."""
+        files = self._files(study)
+        return first_models.load(files) or first_models.make_here(files, study, self._allowed_tasks)
+
+    def _files(self, study: Study) -> BulkFiles:
+        return BulkFiles(self._folder / "studies" / study.id)
+
+    @property
+    def incoming(self) -> Path:
+        """Where models rest that are being submitted."""
+        return self._folder / "incoming"
 
     def start(self, runner: StudyRunner) -> None:
         """Run an unfinished study in the background."""

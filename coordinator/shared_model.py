@@ -1,4 +1,4 @@
-"""The shared blocks of a study: made once from its seed, moved on by every committed round, whole on disk."""
+"""The shared blocks of a study: as it was submitted, moved on by every committed round, whole on disk."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coordinator import first_models
 from coordinator.bulk_files import BulkFiles
 from coordinator.merging import OpenedCircles
 from coordinator.store import Store, StoredModel
-from secure_fl import tasks
 from secure_fl.aggregation import Aggregate
 from secure_fl.blocks import Blocks
 from secure_fl.encoding.integers import BlockSum
-from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, from_vector, metrics_codec
+from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, decode_metrics
 from secure_fl.encoding.robust import decode_circles
 from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums
@@ -34,7 +34,6 @@ from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.strategies.base import State
 from secure_fl.strategies.merging import Arrival, own_part, with_own_part
 from secure_fl.study.resolved import ResolvedStudy
-from secure_fl.study.start import start_of
 from secure_fl.study.turns import Turn
 from secure_fl.transport.wire import layout_to_wire
 
@@ -66,17 +65,16 @@ class SharedModel:
         self._resolved = resolved
         self._store = store
         self._files = files
-        study = resolved.study
-        task = tasks.create(study.task.name, study.task.settings)
-        start = start_of(task, resolved.strategy, study.study.seed)
-        self.parameters = start.whole.size  # of the whole model, personal blocks included
-        self.layout = start.layout
-        self._classification = task.kind == "classification"
+        if (first := first_models.load(files)) is None:
+            raise StorageError("what the study's model looks like is not on this disk", advice="submit the study again")
+        self.parameters = first.parameters  # of the whole model, personal blocks included
+        self.layout = first.layout
+        self._classification = first.kind == "classification"
         current = store.model(resolved.id)
         if current is None:
-            current = self._write(0, start.blocks, State())
-            if current.digest.hex() != study.study.initial:
-                raise InitialModelError("the study's initial model is not the one that its seed makes here")
+            current = self._write(0, files.model(self.layout, first.sha256), State())
+            if current.digest.hex() != resolved.study.study.initial:
+                raise InitialModelError("the study's first model is not the one that it names")
             store.add_model(resolved.id, current)
         else:
             self._require_whole(current)
@@ -98,9 +96,11 @@ class SharedModel:
         study = self._resolved.study
         metrics = SiteMetrics()
         if (block := sums.pop(METRICS_BLOCK, None)) is not None:
-            metrics = from_vector(
-                metrics_codec(study.protection.bits).decode(block),
+            metrics = decode_metrics(
+                block,
                 ceiling=study.metrics.ceiling,
+                sizes=study.metrics.sizes,
+                bits=study.protection.bits,
                 classification=self._classification,
                 has_global_model=self._resolved.strategy.has_global_model,
             )

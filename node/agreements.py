@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from node.approvals import Approvals
 from node.config import NodeFile
 from node.privacy import plan_here
-from secure_fl.errors import RefusedError, SecureFLError
+from secure_fl.errors import CodeChangedError, RefusedError, SecureFLError
 from secure_fl.privacy.accountant import Accountant
 from secure_fl.privacy.decisions import approval
 from secure_fl.study.settings import Study
+from secure_fl.tasks.files import TaskFile
 
 LISTED_IN_FILE = "[policy] approved in the node's file"
 
@@ -28,8 +29,25 @@ class Agreements:
         self._approvals = approvals
         self._accountant = accountant
 
+    def task_file(self, study: Study, *, number: int) -> TaskFile | None:
+        """The file that has the study's task, with the digest that was approved; None for a task from a package.
+
+        Raises `CodeChangedError` if it is another file by now; nothing of it has run then, and the ledger says so.
+        """
+        path = self._file.task_files.get(study.task.name)
+        if path is None:
+            return None
+        given = self._approvals.read().get(study.id) if self._file.policy.approve == "ask" else None
+        file = TaskFile(path=path, sha256="" if given is None else given.file)
+        try:
+            file.read()
+        except CodeChangedError:
+            self._accountant.refused(study.id, number, RefusedError.code)
+            raise
+        return file
+
     def require(self, study: Study, found: Mapping[str, str], *, number: int) -> None:
-        """Raise `RefusedError` if the code that would train round `number` is another than was approved.
+        """Raise `CodeChangedError` if the code that would train round `number` is another than was approved.
 
         Either way the ledger says so, once.
         """
@@ -38,11 +56,9 @@ class Agreements:
         code = found.get("code")
         if given is not None and given.code is not None and code is not None and given.code != code:
             self._accountant.refused(study.id, number, RefusedError.code)
-            raise RefusedError(
+            raise CodeChangedError(
                 f"the code of task {study.task.name!r} is another than when study {study.study.name!r} was approved "
-                "here",
-                advice="read what changed, then approve the study again: `secure-fl node approve`; after an approval "
-                "of newer code than this node has loaded, restart the node",
+                "here"
             )
         by = LISTED_IN_FILE if given is None else given.by or "unknown"
         facts = approval(

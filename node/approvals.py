@@ -17,6 +17,7 @@ class Approval:
 
     by: str = ""
     code: str | None = None
+    file: str = ""  # SHA-256 of the file that has the task, where it is no package
 
 
 class Approvals:

@@ -249,6 +249,7 @@ class Participation:
             mechanism=self._privacy.mechanism,
             epochs=self._privacy.epochs(number, trains=self._kind is not RoundKind.EVALUATE),
             asked=tuple(self._first.asked),
+            task=self._services.agreements.task_file(self._study, number=number),
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from os.path import normpath
+from pathlib import Path, PurePath
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from secure_fl import protect, strategies
+from secure_fl import protect, strategies, tasks
 from secure_fl.identity.party_file import DialingFile, DialingSection
 from secure_fl.operations.monitoring import MonitoringSection
 from secure_fl.settings import Settings, require_known
+from secure_fl.tasks import files as task_files
 from secure_fl.tasks.partition import PartitionSettings
 
 _THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
@@ -44,12 +46,25 @@ class DatasetSection(Settings):
     share: ShareSection | None = None
 
 
+def _task_files(listed: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Of the entries of [policy] tasks: `FOLDER/FILE.py:Class` as the name in studies, `FILE:Class`, and the path."""
+    found = []
+    for entry in listed:
+        path, _, attribute = entry.rpartition(":")
+        if path.endswith(".py"):
+            if not (PurePath(path).stem.isidentifier() and attribute.isidentifier()):
+                raise ValueError(f"[policy] tasks: {entry!r} is not FILE.py:Class")
+            found.append((f"{PurePath(path).stem}:{attribute}", path))
+    return found
+
+
 class PolicySection(Settings):
     """What this site agrees to. The defaults allow nothing that shows an update to anybody."""
 
     protections: tuple[str, ...] = Field(default_factory=protect.hiding)
     strategies: tuple[str, ...] = ()  # empty: all
-    tasks: tuple[str, ...] = ()  # `module:attribute` tasks this site installed and allows, word for word
+    # Tasks that are no installed id: "FILE.py:Class", a file beside this one, or "module:Class" on the Python path.
+    tasks: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()  # ids that studies may use; empty: all of this file
     min_cohort: int = Field(3, ge=2)
     colluders: int = Field(1, ge=0)
@@ -72,6 +87,9 @@ class PolicySection(Settings):
             require_known("[policy] protection", protection, protect.known())
         for strategy in self.strategies:
             require_known("[policy] strategy", strategy, strategies.known())
+        names = [name for name, _ in _task_files(self.tasks)]
+        if twice := {name for name in names if names.count(name) > 1 or name in self.tasks}:
+            raise ValueError(f"[policy] tasks: {min(twice)} stands for more than one entry")
         if (self.epsilon is None) != (self.delta is None):
             raise ValueError("[policy] epsilon and delta are a limit together: write both, or neither")
         return self
@@ -115,6 +133,24 @@ class NodeFile(DialingFile):
         if twice := sorted({path for path in paths if paths.count(path) > 1}):
             raise ValueError(f"{twice[0]} stands under two ids of [datasets], and each would have a budget of its own")
         return self
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """As any party's file; and from then on the tasks in files that it names can be loaded."""
+        file = super().read(path)
+        for name, where in file.task_files.items():
+            task_files.register(name, task_files.TaskFile(path=where))
+        return file
+
+    @property
+    def task_files(self) -> dict[str, Path]:
+        """By the name that a study uses: the file at this site that has the task."""
+        return {name: self.path(where) for name, where in _task_files(self.policy.tasks)}
+
+    def allows_task(self, name: str) -> bool:
+        """Whether the site itself named this code: an installed package, a file, or a module."""
+        modules = [entry for entry in self.policy.tasks if not _task_files((entry,))]
+        return name in modules or name in self.task_files or tasks.is_installed_id(name)
 
     @property
     def dialing(self) -> DialingSection:

@@ -8,12 +8,12 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from node.approvals import Approval
 from node.config import NodeFile
 from node.own_ledger import own_entries
-from node.policy import Policy
+from node.policy import Policy, require_task
 from node.privacy import limit_of, plan_here
 from node.store import NodeStore, read_cursor
 from secure_fl import tasks
@@ -24,6 +24,10 @@ from secure_fl.privacy.ledger import SENT
 from secure_fl.privacy.spending import Plan, cost, plans
 from secure_fl.privacy.spending import spent as spent_on
 from secure_fl.study.settings import Study
+from secure_fl.tasks.files import file_sha256
+
+if TYPE_CHECKING:
+    from secure_fl.tasks.code_digest import TaskCode
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,9 +64,10 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
     chosen = [_chosen(file, store, study) for study in studies]
     costs = [cost_here(file, store, study) if study is not None else () for _, study in chosen]
     for (study_id, study), price in zip(chosen, costs, strict=True):
-        store.approve(study_id, Approval(by=this_user(), code=None if study is None else code_here(study)))
+        given, code = approval_of(study)
+        store.approve(study_id, given)
         sys.stdout.write(f"approved: {study_id}{f' ({study.study.name})' if study else ''}\n")
-        for line in (*price, *(_doubts(file, study) if study is not None else ())):
+        for line in (*code, *price, *(_doubts(file, study) if study is not None else ())):
             sys.stdout.write(f"  {line}\n")
         if store.offered(study_id) is None:
             sys.stdout.write(
@@ -81,11 +86,22 @@ def _doubts(file: NodeFile, study: Study) -> tuple[str, ...]:
     return ()
 
 
-def code_here(study: Study) -> str:
-    """The digest of the task's code as it is installed here, and of its strategy's: what is approved with the study."""
+def code_here(study: Study) -> TaskCode:
+    """The task's code as it is here, and the strategy's: what is approved with the study."""
     from secure_fl.tasks.code_digest import task_code  # torch, which `status` does not wait for
 
-    return task_code(type(tasks.create(study.task.name, study.task.settings)), type(study.make_strategy())).digest
+    return task_code(type(tasks.create(study.task.name, study.task.settings)), type(study.make_strategy()))
+
+
+def approval_of(study: Study | None) -> tuple[Approval, tuple[str, ...]]:
+    """What this user agrees to now, and lines that say which code that is. A study that is unknown here has none."""
+    if study is None:
+        return Approval(by=this_user()), ()
+    code, name = code_here(study), study.task.name
+    given = Approval(by=this_user(), code=code.digest, file=file_sha256(name))
+    if given.file:
+        return given, (f"task {name}: the file with sha256:{given.file}, and no other",)
+    return given, (f"task {name}: {code.text}",)
 
 
 def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
@@ -123,7 +139,7 @@ def _chosen(file: NodeFile, store: NodeStore, wanted: str) -> tuple[str, Study |
         study = _study_in(file, Path(wanted))
         study_id = study.id
     if study is not None:
-        _require_allowed(file, study)
+        require_task(file, study)
         _require_this_site(file, study)
     return study_id, study
 
@@ -151,14 +167,8 @@ def _study_in(file: NodeFile, path: Path) -> Study:
             advice="`secure-fl study show` prints the hash",
         )
     study = Study.read(path)
-    _require_allowed(file, study)  # Completing a study imports its task.
+    require_task(file, study)  # Completing a study imports its task.
     return study.completed()
-
-
-def _require_allowed(file: NodeFile, study: Study) -> None:
-    """A task is imported only if it is installed, or the site itself wrote its name into its file."""
-    if study.task.name not in file.policy.tasks and not tasks.is_installed_id(study.task.name):
-        raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
 
 
 def status(file: NodeFile, store: NodeStore) -> dict[str, Any]:

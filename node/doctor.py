@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import stat
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +16,7 @@ from node.own_ledger import own_entries
 from node.policy import Policy
 from node.privacy import plan_here
 from node.store import NodeStore
-from secure_fl.errors import CertificateError, DataError, DoubtError, RefusedError
+from secure_fl.errors import CertificateError, DataError, DoubtError, RefusedError, TaskUnavailableError
 from secure_fl.operations import doctor
 from secure_fl.study.settings import Study
 
@@ -32,6 +34,8 @@ def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
     yield "ledger", lambda: _ledger(file)
     for name, dataset in file.datasets.items():
         yield f"dataset {name}", partial(_dataset, file, dataset)
+    for name, where in file.task_files.items():
+        yield f"task {name}", partial(_task_file, where)
     yield from doctor.connection(file)
     if study is not None:
         yield "policy", lambda: _policy(file, study)
@@ -69,6 +73,19 @@ def _dataset(file: NodeFile, dataset: DatasetSection) -> str:
         ) from None
 
 
+def _task_file(path: Path) -> str:
+    try:
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        shared = stat.S_IMODE(path.stat().st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+    except OSError as error:
+        raise TaskUnavailableError(
+            f"{path}: {error.strerror}", advice="put the task's file there, or correct [policy] tasks"
+        ) from None
+    if shared:
+        raise DoubtError(f"{path}: others on this machine can change what this node runs", advice=f"chmod go-w {path}")
+    return f"{path}, sha256:{found}"
+
+
 def _policy(file: NodeFile, path: Path) -> str:
     policy = Policy(file, file.credential().certificate)
     policy.check_task(Study.read(path))  # before `read_study` imports it
@@ -89,7 +106,7 @@ def _approval(file: NodeFile, path: Path) -> str:
     except RefusedError as error:
         raise DoubtError(error.message, advice=error.hint) from None
     given = Approvals(store.folder).read().get(study.id)
-    if file.policy.approve == "ask" and given is not None and given.code not in (None, code_here(study)):
+    if file.policy.approve == "ask" and given is not None and given.code not in (None, code_here(study).digest):
         raise DoubtError(
             f"the code of task {study.task.name!r} is another than when study {study.study.name!r} was approved here",
             advice="read what changed, then approve the study again: `secure-fl node approve`",

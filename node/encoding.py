@@ -12,7 +12,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Layout
 from secure_fl.checkpoints import open_arrays
 from secure_fl.encoding.integers import Integers
-from secure_fl.encoding.metrics import METRICS_BLOCK, metrics_codec, to_vector
+from secure_fl.encoding.metrics import METRICS_BLOCK, encode_metrics
 from secure_fl.encoding.update import encode_update
 from secure_fl.encoding.weights import WEIGHT_UNITS, quantise_weight
 from secure_fl.protect.contract import RoundContext
@@ -49,8 +49,13 @@ def encode(
         )
     blocks = {} if trained is None else _update(resolved, context, trained, weight, stream, check_size)
     if METRICS_BLOCK in context.layout.names:
-        vector = to_vector(result.metrics, ceiling=study.metrics.ceiling)
-        blocks[METRICS_BLOCK], _ = metrics_codec(study.protection.bits).encode(vector, weight=weight, stream=stream)
+        blocks[METRICS_BLOCK] = encode_metrics(
+            result.metrics,
+            ceiling=study.metrics.ceiling,
+            sizes=study.metrics.sizes,
+            bits=study.protection.bits,
+            stream=stream,
+        )
     return KeptUpdate(base=base, blocks=blocks, weight=weight, metrics=result.metrics)
 
 

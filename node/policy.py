@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from node.config import NodeFile
 from node.privacy import plan_here
-from secure_fl import tasks
 from secure_fl.aggregation import RequestKind
 from secure_fl.errors import RefusedError
 from secure_fl.identity.certificates import Certificate
@@ -77,9 +76,8 @@ class Policy:
             raise RefusedError(f"metrics.share {study.metrics.share!r} is more than [policy] metrics allows")
 
     def check_task(self, study: Study) -> None:
-        """A module:attribute task is imported only if the site itself wrote that very string into its file."""
-        if study.task.name not in self._file.policy.tasks and not tasks.is_installed_id(study.task.name):
-            raise RefusedError(f"task {study.task.name!r} is not allowed by [policy] tasks")
+        """Raise `RefusedError` unless the site itself installed the task, or wrote it into its file."""
+        require_task(self._file, study)
 
     def check_upload(self, parameters: int) -> None:
         """Raise `RefusedError` if more of a model would leave in one round than the site allows."""
@@ -124,6 +122,18 @@ class Policy:
         _require_blocks(announcement)
         if announcement.payload.protection != resolved.protection_in(kind).name:
             raise RefusedError("the round uses another protection than the study")
+
+
+def require_task(file: NodeFile, study: Study) -> None:
+    """Raise `RefusedError` unless this site named the study's task. Nothing is imported to find out."""
+    name = study.task.name
+    if not file.allows_task(name):
+        module, _, attribute = name.partition(":")
+        listed = f'list the file that has it: [policy] tasks = ["{module}.py:{attribute}"]' if attribute else ""
+        raise RefusedError(
+            f"task {name!r} is not installed at this site, and not allowed by [policy] tasks",
+            advice=f"install its package here{', or ' + listed if listed else ''} (docs/tasks.md)",
+        )
 
 
 def _require_blocks(announcement: pb.PhaseAnnouncement) -> None:

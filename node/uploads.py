@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.identity.signing import SigningKey
@@ -36,7 +37,7 @@ def signed_header(
         bulk=reference(answer.bulk, answer.digest),
     )
     if metrics is not None and resolved.study.metrics.share == "per-node":
-        header.metrics.CopyFrom(_report(metrics))
+        header.metrics.CopyFrom(_report(metrics, resolved.study.metrics.sizes))
     sign_upload_header(header, key)
     return header
 
@@ -51,10 +52,13 @@ def release(resolved: ResolvedStudy, header: pb.UploadHeader, *, pledged: int = 
     }
 
 
-def _report(metrics: SiteMetrics) -> pb.MetricsReport:
+def _report(metrics: SiteMetrics, sizes: Mapping[str, int]) -> pb.MetricsReport:
     report = pb.MetricsReport(samples=metrics.samples or 0)
     for field in ("accuracy", "loss", "mse", "global_accuracy"):
         value = getattr(metrics, field)
         if value is not None and math.isfinite(value):  # A loss may be anything, and is no reason not to answer.
             setattr(report, field, value)
+    for name, size in sizes.items():
+        if len(found := metrics.sums.get(name, ())) == size:
+            report.sums.add(name=name, values=found)
     return report

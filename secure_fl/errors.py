@@ -3,7 +3,8 @@
 One root, structured fields, and four facts about each class that the edges need: the process exit code, the gRPC status
 it travels as, the advice a person gets, and `code`, the name under which it crosses the wire and stands in stores and
 logs. A code is written out and never changes, whatever becomes of the class's name. The transport carries the code and
-nothing of the message, so an error text never crosses from one party to the other.
+nothing of the message, so an error text never crosses from one party to the other, but for one: a coordinator tells an
+operator what is wrong with that operator's request.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class TaskUnavailableError(SettingsError):
 
 
 class TaskNotAllowedError(SettingsError):
-    """A study names code that the coordinator's file does not list. Raised before anything of it is imported."""
+    """A study of the coordinator's own file names code that the file does not list. Nothing of it is imported."""
 
     code = "TaskNotAllowed"
     status = "PERMISSION_DENIED"
@@ -101,7 +102,7 @@ class InitialModelError(SettingsError):
     status = "FAILED_PRECONDITION"
     advice = (
         "after a change of seed, task or strategy remove study.initial; otherwise another version of torch or of the "
-        "task is installed here than where the study was written: use the same at the study lead and the coordinator"
+        "task is installed here than where the study was written: use the same here as there"
     )
 
 
@@ -333,6 +334,16 @@ class RefusedError(RoundError):
     code = "Refused"
     status = "PERMISSION_DENIED"
     advice = "the site operator decides; see [policy] in the node file"
+
+
+class CodeChangedError(RefusedError):
+    """The task's code at the site is another than when the study was approved there."""
+
+    code = "CodeChanged"
+    advice = (
+        "read what changed, then approve the study again: `secure-fl node approve`; after an approval of newer code "
+        "than this node has loaded, restart the node"
+    )
 
 
 class BudgetExceededError(RefusedError):

@@ -46,6 +46,8 @@ class Job:
     split_key: str = ""  # hexadecimal, a secret of the site: which rows are trained on
     salt: str = ""  # hexadecimal, of the fingerprint that the ledger has of the data
     code: str = ""  # digest of the task's code that was agreed to; empty: any
+    task_file: str = ""  # that has the task; empty: it is in a package
+    task_sha256: str = ""  # of that file, as it was agreed to; empty: any
     rehearsal: bool = False  # nothing is received yet: only try whether it could be done
 
     def to_json(self) -> str:

@@ -13,6 +13,7 @@ from node.training.seeds import DataSecrets
 from secure_fl.blocks import Layout
 from secure_fl.privacy.mechanism import Mechanism
 from secure_fl.rounds import RoundKind
+from secure_fl.tasks.files import TaskFile
 
 
 def make_job(
@@ -30,10 +31,11 @@ def make_job(
     mechanism: Mechanism | None = None,
     epochs: int = 0,
     asked: tuple[str, ...] = (),
+    task: TaskFile | None = None,
 ) -> Job:
     """The job of a round and attempt (`key`); without `received` the model that is trained is not here yet.
 
-    Under a `mechanism`, `epochs` passes over the data were reserved.
+    Under a `mechanism`, `epochs` passes over the data were reserved. `task` is the file that has the task, if any.
     """
     number, attempt = key
     return Job(
@@ -65,6 +67,8 @@ def make_job(
         reserved_steps=0 if mechanism is None else epochs * mechanism.epoch_steps,
         split_key=secrets.split_key.hex(),
         salt=secrets.salt.hex(),
+        task_file="" if task is None else str(task.path),
+        task_sha256="" if task is None else task.sha256,
     )
 
 

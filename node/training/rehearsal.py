@@ -29,7 +29,12 @@ def rehearse(site: Site, *, privacy: PrivacySection | None = None) -> str:
     else:
         site.try_noise()  # It passes over rows on which code fails: code that always does is found here.
     some = slice(0, settings.batch_size)
-    site.task.evaluate(site.model, Split(inputs=test.inputs[some], targets=test.targets[some]))
+    measured = site.task.evaluate(site.model, Split(inputs=test.inputs[some], targets=test.targets[some]))
+    if broken := [metric.name for metric in site.task.metrics if metric.name not in measured.sums]:
+        raise DataError(
+            f"the task's metrics fail on the first test rows: {', '.join(broken)}",
+            advice="the traceback is in the node's log; docs/tasks.md says what a metric returns",
+        )
     return f"{len(train)} rows to train on, {len(test)} to test on; one batch was trained"
 
 

@@ -33,10 +33,11 @@ from secure_fl.strategies.site import Site
 from secure_fl.study.settings import Study
 from secure_fl.tasks.base import LocalData, Share, Source, Task
 from secure_fl.tasks.code_digest import task_code
+from secure_fl.tasks.files import TaskFile, register
 from secure_fl.tasks.model_blocks import InitialBlocks, layout_of, seeded
 from secure_fl.tasks.state_dict import save_model
 
-_Key: TypeAlias = tuple[str, str, str]  # the study, the site, and where its data are
+_Key: TypeAlias = tuple[str, str, str, str]  # the study, the site, where its data are, which file has the task
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,8 @@ class Trainer:
         key = _key(job)
         if key not in self._loaded:
             study = Study.from_canonical(Path(job.study).read_bytes())
+            if job.task_file:
+                register(study.task.name, TaskFile(path=Path(job.task_file), sha256=job.task_sha256))
             dataset, split_key = DatasetSection.parse(job.dataset), bytes.fromhex(job.split_key)
             self._loaded[key] = _load(study, dataset, Path(job.folder), split_key)
         return self._loaded[key]
@@ -159,6 +162,7 @@ def try_out(
 
 def _load(study: Study, dataset: DatasetSection, folder: Path, split_key: bytes) -> _Loaded:
     task = tasks.create(study.task.name, study.task.settings)
+    study.metrics.require(task)
     strategy = study.make_strategy()
     code = _code_of(type(task), type(strategy))
     with seeded(study.study.seed):
@@ -183,7 +187,7 @@ def _found(loaded: _Loaded, *, salt: bytes) -> dict[str, str]:
 
 
 def _key(job: Job) -> _Key:
-    return job.study, job.me, job.folder
+    return job.study, job.me, job.folder, job.task_sha256
 
 
 def _require_layout(loaded: _Loaded, layout: Layout) -> None:
@@ -292,4 +296,5 @@ def _measured(strategy: Strategy, site: Site) -> SiteMetrics:
         loss=own.loss,
         mse=own.mse,
         global_accuracy=common.accuracy if strategy.has_global_model else None,
+        sums=own.sums,
     )

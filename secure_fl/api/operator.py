@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from google.protobuf.json_format import MessageToDict
 
 from secure_fl import tasks
+from secure_fl.api.measured import with_own_metrics
 from secure_fl.errors import (
     LateMessageError,
     MalformedMessageError,
@@ -104,10 +105,10 @@ class Operator:
             return await lead.export(found.study_id, path), found
 
         version, found = self.call(fetch)
-        record = _record(found)
+        record = _with_values(_record(found))
         names = "torch" if _to_torch(path, record) else "blocks"
         last = record.rounds[-1] if record is not None and record.rounds else None
-        figures = {} if last is None else {"accuracy": last.global_accuracy, "mse": last.mean_mse}
+        figures = {} if last is None else {"accuracy": last.global_accuracy, "mse": last.mean_mse, **last.metrics}
         card = ModelCard.of(record or _unbegun(found), metrics=figures, names=names)
         page = replace(card, rounds=found.rounds_done, planned_rounds=found.rounds_planned).write(path)
         return Exported(
@@ -149,6 +150,7 @@ def write_report(operator: Operator, study: str, path: Path) -> pb.StudyStatus:
     settings = Study.from_canonical(record.settings.encode()) if record.settings else None
     if record.study_id != wanted or (settings and settings.id != wanted):
         raise MalformedMessageError("the coordinator sent another study's record")
+    record = with_own_metrics(record, settings)
     seconds = sum(entry.seconds for entry in record.rounds)
     summary = summarise(record, engine=DEPLOYED, seconds=seconds, report=str(path))
     page = render(record, summary, settings, steps=_steps(record), written=datetime.now(UTC))
@@ -197,6 +199,13 @@ def plain(status: pb.StudyStatus) -> dict[str, Any]:
 
 def _record(status: pb.StudyStatus) -> StudyRecord | None:
     return StudyRecord.from_json(json.loads(status.record)) if status.record else None
+
+
+def _with_values(record: StudyRecord | None) -> StudyRecord | None:
+    """With metrics that only the task's code can compute, where it is installed here."""
+    if record is None or not record.settings:
+        return record
+    return with_own_metrics(record, Study.from_canonical(record.settings.encode()))
 
 
 def _unbegun(status: pb.StudyStatus) -> StudyRecord:

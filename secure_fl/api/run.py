@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from secure_fl import tasks
 from secure_fl.errors import SettingsError, StorageError
-from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, history, site_history, write_csv
+from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
 from secure_fl.results.record import StudyRecord
 from secure_fl.settings import require_known
 from secure_fl.study.settings import Study
@@ -86,7 +86,7 @@ class Run:
             {"sequence": entry.sequence, "time": entry.time, "kind": entry.kind, **_shown(entry.facts)}
             for entry in entries
         ]
-        return _table(rows, tuple(dict.fromkeys(key for row in rows for key in row)))
+        return _table(rows)
 
     def report(self, *, open_browser: bool = False) -> Path:
         """The page with everything in it; with `open_browser` it is opened."""
@@ -159,12 +159,12 @@ class Models(Mapping[str, "nn.Module"]):
         return f"Models({', '.join(self)})"
 
 
-def _table(rows: list[Row], columns: tuple[str, ...]) -> Any:
+def _table(rows: list[Row], first: tuple[str, ...] = ()) -> Any:
     try:
         import pandas
     except ImportError:
         return rows
-    return pandas.DataFrame(rows, columns=list(columns))
+    return pandas.DataFrame(rows, columns=list(columns_of(rows, first)))
 
 
 def _shown(facts: Mapping[str, Any]) -> Row:

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from secure_fl.api.measured import reached
 from secure_fl.api.operator import Operator, find, plain, write_report
 from secure_fl.operations.operator import Operator as Connection
 from secure_fl.rpc import operations_pb2 as pb
@@ -66,6 +67,8 @@ def status(
         typer.echo(f"{study.name} {study.study_id}")
         owner = f", submitted by {study.owner}" if study.owner else ""
         typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds{owner}")
+        for sentence in reached(study.record):
+            typer.echo(f"  measured last: {sentence}")
         table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
         for site in study.sites:
             refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.

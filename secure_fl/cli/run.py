@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from secure_fl.errors import BlocksClosedError
+from secure_fl.results.wording import sentences
 from secure_fl.settings import set_dotted
 from secure_fl.simulation.progress import human
 from secure_fl.study.settings import Study
@@ -98,30 +99,24 @@ def _print(summary: dict[str, Any]) -> None:
         collapse_padding=True,
     )
     table.add_column("site", no_wrap=True)
-    for column in ("samples", "accuracy", "loss", "ε", "sent", "received", "rounds", "dropped"):
-        if column != "accuracy" or not regression:
-            table.add_column(column, justify="right", no_wrap=True)
+    own = tuple(summary["metrics"]) if any(node["metrics"] for node in summary["nodes"]) else ()
+    # Beside a task's own metrics there is no room for bytes; the report has them.
+    bytes_columns = () if own else ("sent", "received")
+    measured = ("samples", *(() if regression else ("accuracy",)), "loss")
+    for column in (*measured, *own, "ε", *bytes_columns, "rounds", "dropped"):
+        # A metric's name may be long: it breaks between its words.
+        narrowest = 6 if column in own else None
+        table.add_column(column.replace("_", " "), justify="right", no_wrap=not narrowest, min_width=narrowest)
     for node in summary["nodes"]:
-        cells = [node["name"], _cell(node["samples"])]
-        if not regression:
-            cells.append(_cell(node["accuracy"]))
-        cells += [
-            _cell(node["loss"]),
-            "no DP" if node["epsilon"] is None else _cell(node["epsilon"]),
-            human(node["bytes_up"]),
-            human(node["bytes_down"]),
-            _cell(node["rounds_taken"]),
-            _cell(node["dropped"]),
-        ]
+        cells = [node["name"], *(_cell(node[column]) for column in measured)]
+        cells += [_cell(node["metrics"].get(name)) for name in own]
+        cells.append("no DP" if node["epsilon"] is None else _cell(node["epsilon"]))
+        cells += [human(node[key]) for key in (() if own else ("bytes_up", "bytes_down"))]
+        cells += [_cell(node["rounds_taken"]), _cell(node["dropped"])]
         table.add_row(*cells)
     console.print(table)
-    if regression:
-        console.print(f"mean squared error {_cell(summary['mean_mse'])}")
-    else:
-        console.print(
-            f"mean accuracy {_cell(summary['mean_accuracy'])} ± {_cell(summary['std_accuracy'])}"
-            f", global model {_cell(summary['global_accuracy'])}"
-        )
+    for sentence in sentences(summary):
+        console.print(sentence, highlight=False, soft_wrap=True)
     console.print(f"{summary['rounds']} rounds in {summary['seconds']:.1f} s on engine {summary['engine']}")
     if (possible := summary["combinations_possible"]) is not None:
         console.print(f"{summary['combinations_opened']} of {possible} combinations were opened")

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from secure_fl.errors import NotOwnerError, SettingsError
+import grpc.aio
+
+from secure_fl.errors import MalformedMessageError
 from secure_fl.identity.party_file import DialingFile, DialingSection
-from secure_fl.operations.answers import about_stopping, about_submitting
+from secure_fl.messages import require
+from secure_fl.operations.submission import chunks_of, request_of
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.rpc.operations_pb2_grpc import OperationsStub
 from secure_fl.study.settings import Study
+from secure_fl.threads import in_thread
 from secure_fl.transport.channel import dial, received, typed_errors
 
+if TYPE_CHECKING:
+    from secure_fl.study.start import Start
+
 _CALL_SECONDS = 60.0
-_EXPORT_SECONDS = 3600.0
+_TRANSFER_SECONDS = 3600.0
 
 
 class OperatorFile(DialingFile):
@@ -35,15 +44,30 @@ class Operator:
     def __init__(self, stub: OperationsStub) -> None:
         self._stub = stub
 
-    async def submit(self, study: Study) -> pb.StudyStatus:
-        """Hand a study in; the same study again is the same study. What the coordinator refuses is explained."""
-        request = pb.SubmitRequest(settings=study.canonical())
-        try:
-            with typed_errors():
-                status: pb.StudyStatus = received(await self._stub.Submit(request, timeout=_CALL_SECONDS))
-        except SettingsError as error:
-            raise about_submitting(error, study) from None
-        return status
+    async def submit(self, study: Study, start: Start | None = None) -> pb.StudyStatus:
+        """Hand a study in, with the model that it starts from: `start`, or what the study's task makes of its seed.
+
+        The same study again is the same study. What the coordinator refuses is explained.
+        """
+        if start is None:
+            from secure_fl.study.submission import start_of_study  # torch
+
+            start = await in_thread(start_of_study, study)
+        first = await in_thread(start.first_model)
+        first.require(initial=study.study.initial, shipped=study.make_strategy().shipped)
+        with typed_errors():
+            call = self._stub.Submit(timeout=_TRANSFER_SECONDS)
+            await call.write(request_of(study, first))
+            reply = await _next(call)
+            if reply.wanted:
+                # A call that has failed takes no more: the reason is read below.
+                with suppress(asyncio.InvalidStateError):
+                    for part in chunks_of(study.id, start):
+                        await call.write(part)
+                    await call.done_writing()
+                reply = await _next(call)
+        require(reply.HasField("status"), "the coordinator does not say how the study stands")
+        return reply.status
 
     async def status(self, study_id: str = "") -> tuple[pb.StudyStatus, ...]:
         """All studies, or one with its record."""
@@ -53,13 +77,9 @@ class Operator:
 
     async def stop(self, study_id: str) -> pb.StudyStatus:
         """End a study early. Raises `NotOwnerError`, which names the owner, if somebody else submitted it."""
-        try:
-            with typed_errors():
-                request = pb.StopRequest(study_id=study_id)
-                status: pb.StudyStatus = received(await self._stub.Stop(request, timeout=_CALL_SECONDS))
-        except NotOwnerError:
-            (found,) = await self.status(study_id)
-            raise about_stopping(study_id, found.owner) from None
+        with typed_errors():
+            request = pb.StopRequest(study_id=study_id)
+            status: pb.StudyStatus = received(await self._stub.Stop(request, timeout=_CALL_SECONDS))
         return status
 
     async def export(self, study_id: str, path: Path) -> int:
@@ -68,13 +88,21 @@ class Operator:
         partial = path.with_name(f".{path.name}.part")
         try:
             with typed_errors(), partial.open("wb") as file:
-                async for part in self._stub.Export(pb.ExportRequest(study_id=study_id), timeout=_EXPORT_SECONDS):
+                async for part in self._stub.Export(pb.ExportRequest(study_id=study_id), timeout=_TRANSFER_SECONDS):
                     version = received(part).version
                     file.write(part.data)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
         return version
+
+
+async def _next(call: Any) -> pb.SubmitReply:
+    reply = await call.read()
+    if reply is grpc.aio.EOF:
+        raise MalformedMessageError("the coordinator ended a submission without an answer")
+    said: pb.SubmitReply = received(reply)
+    return said
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from secure_fl.report import tables
 from secure_fl.report.charts import Bar, bar_chart, line_chart, sparkline
 from secure_fl.report.document import choices, document, figure, section
 from secure_fl.report.drawing import FRAMES, Series
+from secure_fl.report.measures import metrics_section
 from secure_fl.report.noted import notes_section
 from secure_fl.report.selection import Rows, selection_section
 from secure_fl.report.text import DASH, count, decimal, duration, error_text, escape, number, percent, size
@@ -63,6 +64,7 @@ def render(
             _cohort_section(record),
             turns_section(record),
             _model_section(record, regression=regression),
+            metrics_section(record, summary),
             selection_section(record, rows or {}),
             notes_section(notes or {}, study),
             _site_section(record, summary, study, regression=regression),
@@ -148,6 +150,7 @@ def _tiles(record: StudyRecord, summary: Mapping[str, Any], regression: bool) ->
     best = "lower is better" if regression else "± is the standard deviation between sites" if "±" in value else ""
     if number(summary.get("global_accuracy")) is not None:
         best += f"{'; ' if best else ''}the shared model alone reaches {percent(summary['global_accuracy'])}"
+        best += ", also as a mean over the sites"
     training = [entry for entry in record.rounds if entry.kind is RoundKind.TRAIN]
     seconds = number(summary.get("seconds"))
     each = f"{duration(seconds / len(training))} per round" if seconds is not None and training else ""

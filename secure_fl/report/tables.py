@@ -183,6 +183,7 @@ def site_table(
 ) -> str:
     """One row per site, from the summary; `lines` draws each site's development, None where sites share nothing."""
     entries = {str(entry.get("name")): entry for entry in summary.get("nodes") or ()}
+    own = tuple(summary.get("metrics") or ()) if lines is not None else ()
     rows = []
     for name in dict.fromkeys((*site_names(record), *entries)):
         entry = entries.get(name, {})
@@ -191,7 +192,9 @@ def site_table(
             value = decimal(_last_mse(record, name)) if regression else percent(entry.get("accuracy"))
             row += (
                 f'<td class="drawn">{lines.get(name) or DASH}</td><td>{value}</td>'
-                f"<td>{decimal(entry.get('loss'))}</td><td>{count(entry.get('samples'))}</td>"
+                f"<td>{decimal(entry.get('loss'))}</td>"
+                + "".join(f"<td>{decimal((entry.get('metrics') or {}).get(metric))}</td>" for metric in own)
+                + f"<td>{count(entry.get('samples'))}</td>"
             )
         rows.append(
             f"{row}<td>{_epsilon(entry)}</td><td>{count(entry.get('rounds_taken'))}</td>"
@@ -199,7 +202,7 @@ def site_table(
             f"<td>{size(entry.get('bytes_down'))}</td>"
         )
     measure = "MSE" if regression else "Accuracy"
-    shared = () if lines is None else ("Over the rounds", measure, "Loss", "Samples")
+    shared = () if lines is None else ("Over the rounds", measure, "Loss", *map(escape, own), "Samples")
     heads = ("Site", *shared, "Privacy ε", "Rounds trained", "Dropped or sat out", "Sent", "Received")
     return data_table("Every site", heads, rows, words=() if lines is None else (1,))
 

@@ -37,6 +37,7 @@ def measurements(record: RoundRecord) -> Row:
         "loss": record.mean_loss,
         "mse": record.mean_mse,
         "global_accuracy": record.global_accuracy,
+        **record.metrics,
     }
 
 
@@ -69,6 +70,7 @@ def site_history(record: StudyRecord) -> list[Row]:
             "round": measured_version(entry),
             "site": node.name,
             **{column: getattr(node, column) for column in SITE_COLUMNS[2:]},
+            **node.metrics,
         }
         for entry in record.rounds
         for node in entry.nodes
@@ -76,10 +78,15 @@ def site_history(record: StudyRecord) -> list[Row]:
     ]
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = COLUMNS) -> None:
-    """Write rows with a header; what is not known is empty."""
+def columns_of(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> tuple[str, ...]:
+    """The columns that every study has, and then the metrics that this study's task declares."""
+    return tuple(dict.fromkeys((*first, *(column for row in rows for column in row))))
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a history with a header; what is not known is empty."""
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, columns, lineterminator="\n")
+    table = csv.DictWriter(text, columns_of(rows, COLUMNS), lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
     write_atomically(path, text.getvalue().encode())

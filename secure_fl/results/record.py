@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -33,6 +33,8 @@ class NodeRound:
     loss: float | None = None
     mse: float | None = None
     global_accuracy: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # that the task declares, on this site's rows
+    sums: Mapping[str, Sequence[int]] = field(default_factory=dict)  # behind those that only the task's code can value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +64,14 @@ class RoundRecord:
     combinations: int = 0  # how many recipients were served
     blocks_kept: tuple[str, ...] = ()  # below their minimum cohort, so never opened
     circles: tuple[CircleRound, ...] = ()
+    # Means over sites: each counts the same, however many rows it has.
     mean_accuracy: float | None = None
     mean_loss: float | None = None
     mean_mse: float | None = None
     global_accuracy: float | None = None
+    # That the task declares, on the test rows of all sites together; None where some site did not know its part.
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    sums: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def cohort(self) -> tuple[str, ...]:

@@ -33,6 +33,9 @@ def summarise(
 ) -> dict[str, Any]:
     """Names and fields are a contract. What is not known is null, never 0.
 
+    Accuracies and errors are means over sites, each with its latest measurement and each counting the same, however
+    many rows it has; `metrics`, which the task declares, are of the test rows of all sites together.
+
     `spent` is what each site spent. Where nobody knows but the site, as in a deployment, it is what the study promises,
     which each site enforces.
     """
@@ -42,6 +45,7 @@ def summarise(
     last = record.rounds[-1] if record.rounds else None
     taken = [node for round_ in training for node in round_.nodes if node.outcome == "took part"]
     accuracies = [node["accuracy"] for node in nodes if node["accuracy"] is not None]
+    shared = [value for name in record.roster if (value := _last_measured(record, name).global_accuracy) is not None]
     return {
         "study": record.study,
         "strategy": record.strategy,
@@ -51,8 +55,9 @@ def summarise(
         "seconds": round(seconds, 3),
         "mean_accuracy": statistics.fmean(accuracies) if accuracies else last and last.mean_accuracy,
         "std_accuracy": statistics.pstdev(accuracies) if accuracies else None,
-        "global_accuracy": last and last.global_accuracy,
+        "global_accuracy": statistics.fmean(shared) if shared else last and last.global_accuracy,
         "mean_mse": last and last.mean_mse,
+        "metrics": dict(last.metrics) if last else {},
         "bytes_up_per_node_round": _mean(node.bytes_up for node in taken),
         "bytes_down_per_node_round": _mean(node.bytes_down for node in taken),
         "combinations_opened": record.combinations_opened,
@@ -73,14 +78,14 @@ def _promised(record: StudyRecord) -> Spent | None:
 
 def _node(record: StudyRecord, name: str, spent: Spent | None) -> dict[str, Any]:
     rounds = [(round_.kind, node) for round_ in record.rounds for node in round_.nodes if node.name == name]
-    measured: list[NodeRound] = [node for _, node in rounds if node.samples is not None]
-    last = measured[-1] if measured else None
+    last = _last_measured(record, name)
     training = [node for kind, node in rounds if kind is RoundKind.TRAIN]
     return {
         "name": name,
-        "samples": last and last.samples,
-        "accuracy": last and last.accuracy,
-        "loss": last and last.loss,
+        "samples": last.samples,
+        "accuracy": last.accuracy,
+        "loss": last.loss,
+        "metrics": dict(last.metrics),
         "epsilon": spent and spent.epsilon,
         "delta": spent and spent.delta,
         "budget_used": spent and spent.budget_used,
@@ -89,6 +94,15 @@ def _node(record: StudyRecord, name: str, spent: Spent | None) -> dict[str, Any]
         "rounds_taken": sum(node.outcome == "took part" for node in training),
         "dropped": sum(node.outcome in ("dropped", "sat out") for node in training),
     }
+
+
+def _last_measured(record: StudyRecord, name: str) -> NodeRound:
+    """The latest of a site's rounds with a measurement of its own; one that says nothing where there is none."""
+    for entry in reversed(record.rounds):
+        for node in entry.nodes:
+            if node.name == name and node.samples is not None:
+                return node
+    return NodeRound(name=name, outcome="absent")
 
 
 def _mean(values: Iterable[int]) -> float | None:

@@ -269,18 +269,28 @@ class UploadHeader(_message.Message):
     def __init__(self, study_id: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., upload_id: _Optional[bytes] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., bulk: _Optional[_Union[ObjectRef, _Mapping]] = ..., metrics: _Optional[_Union[MetricsReport, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class MetricsReport(_message.Message):
-    __slots__ = ("samples", "accuracy", "loss", "mse", "global_accuracy")
+    __slots__ = ("samples", "accuracy", "loss", "mse", "global_accuracy", "sums")
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     ACCURACY_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     MSE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     samples: int
     accuracy: float
     loss: float
     mse: float
     global_accuracy: float
-    def __init__(self, samples: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., mse: _Optional[float] = ..., global_accuracy: _Optional[float] = ...) -> None: ...
+    sums: _containers.RepeatedCompositeFieldContainer[MetricSums]
+    def __init__(self, samples: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., mse: _Optional[float] = ..., global_accuracy: _Optional[float] = ..., sums: _Optional[_Iterable[_Union[MetricSums, _Mapping]]] = ...) -> None: ...
+
+class MetricSums(_message.Message):
+    __slots__ = ("name", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UploadReceipt(_message.Message):
     __slots__ = ("study_id", "upload_id", "duplicate")
@@ -313,7 +323,11 @@ class UploadProgress(_message.Message):
     def __init__(self, study_id: _Optional[str] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("code",)
+    __slots__ = ("code", "message", "advice")
     CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
     code: str
-    def __init__(self, code: _Optional[str] = ...) -> None: ...
+    message: str
+    advice: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., advice: _Optional[str] = ...) -> None: ...

@@ -1,3 +1,4 @@
+from secure_fl.rpc import federation_pb2 as _federation_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -6,11 +7,41 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SubmitPart(_message.Message):
+    __slots__ = ("request", "chunk")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    request: SubmitRequest
+    chunk: _federation_pb2.Chunk
+    def __init__(self, request: _Optional[_Union[SubmitRequest, _Mapping]] = ..., chunk: _Optional[_Union[_federation_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
 class SubmitRequest(_message.Message):
-    __slots__ = ("settings",)
+    __slots__ = ("settings", "first")
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     settings: bytes
-    def __init__(self, settings: _Optional[bytes] = ...) -> None: ...
+    first: FirstModel
+    def __init__(self, settings: _Optional[bytes] = ..., first: _Optional[_Union[FirstModel, _Mapping]] = ...) -> None: ...
+
+class FirstModel(_message.Message):
+    __slots__ = ("blocks", "object", "parameters", "kind")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedCompositeFieldContainer[_federation_pb2.BlockEntry]
+    object: _federation_pb2.ObjectRef
+    parameters: int
+    kind: str
+    def __init__(self, blocks: _Optional[_Iterable[_Union[_federation_pb2.BlockEntry, _Mapping]]] = ..., object: _Optional[_Union[_federation_pb2.ObjectRef, _Mapping]] = ..., parameters: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class SubmitReply(_message.Message):
+    __slots__ = ("wanted", "status")
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    wanted: bool
+    status: StudyStatus
+    def __init__(self, wanted: _Optional[bool] = ..., status: _Optional[_Union[StudyStatus, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ("study_id",)

@@ -34,10 +34,10 @@ class OperationsStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Submit = channel.unary_unary(
+        self.Submit = channel.stream_stream(
                 '/secure_fl.v1.Operations/Submit',
-                request_serializer=secure__fl_dot_rpc_dot_operations__pb2.SubmitRequest.SerializeToString,
-                response_deserializer=secure__fl_dot_rpc_dot_operations__pb2.StudyStatus.FromString,
+                request_serializer=secure__fl_dot_rpc_dot_operations__pb2.SubmitPart.SerializeToString,
+                response_deserializer=secure__fl_dot_rpc_dot_operations__pb2.SubmitReply.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/secure_fl.v1.Operations/Status',
@@ -59,8 +59,10 @@ class OperationsStub:
 class OperationsServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Submit(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Submit(self, request_iterator, context):
+        """A study and what its first model looks like; then, if the coordinator wants it, that model in chunks.
+        The coordinator answers twice: whether it wants the model, and how the study stands.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -87,10 +89,10 @@ class OperationsServicer:
 
 def add_OperationsServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Submit': grpc.unary_unary_rpc_method_handler(
+            'Submit': grpc.stream_stream_rpc_method_handler(
                     servicer.Submit,
-                    request_deserializer=secure__fl_dot_rpc_dot_operations__pb2.SubmitRequest.FromString,
-                    response_serializer=secure__fl_dot_rpc_dot_operations__pb2.StudyStatus.SerializeToString,
+                    request_deserializer=secure__fl_dot_rpc_dot_operations__pb2.SubmitPart.FromString,
+                    response_serializer=secure__fl_dot_rpc_dot_operations__pb2.SubmitReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -119,7 +121,7 @@ class Operations:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Submit(request,
+    def Submit(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -129,12 +131,12 @@ class Operations:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/secure_fl.v1.Operations/Submit',
-            secure__fl_dot_rpc_dot_operations__pb2.SubmitRequest.SerializeToString,
-            secure__fl_dot_rpc_dot_operations__pb2.StudyStatus.FromString,
+            secure__fl_dot_rpc_dot_operations__pb2.SubmitPart.SerializeToString,
+            secure__fl_dot_rpc_dot_operations__pb2.SubmitReply.FromString,
             options,
             channel_credentials,
             insecure,

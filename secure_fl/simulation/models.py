@@ -24,7 +24,7 @@ def write_models(workspace: Workspace, record: StudyRecord, summary: Mapping[str
         path = workspace.folder / "model.safetensors"
         task = tasks.create(study.task.name, study.task.settings)
         convert(newest_checkpoint(workspace), path, task, seed=study.study.seed)
-        figures = {"accuracy": last.global_accuracy, "mse": last.mean_mse}
+        figures = {"accuracy": last.global_accuracy, "mse": last.mean_mse, **last.metrics}
         # What a record is exposed to follows from its own site: of several sites, the one that spent most.
         card = ModelCard.of(record, metrics=figures, simulated=True, epsilon=max(epsilons, default=None))
         card.write(path)
@@ -32,7 +32,7 @@ def write_models(workspace: Workspace, record: StudyRecord, summary: Mapping[str
         path = workspace.node_folder(node["name"]) / "model.safetensors"
         if not path.exists():
             continue
-        found = {name: node.get(name) for name in _MEASURED}
+        found = {name: node.get(name) for name in _MEASURED} | node["metrics"]
         ModelCard.of(
             record, metrics=found, model=node["name"], simulated=True, epsilon=max(epsilons, default=None)
         ).write(path)

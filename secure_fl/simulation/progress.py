@@ -31,6 +31,7 @@ from secure_fl.events import (
     WaitingForHolders,
 )
 from secure_fl.results.record import RoundRecord
+from secure_fl.results.wording import metrics_text
 from secure_fl.rounds import RoundKind
 
 _SHOWN_SIT_OUTS = 3
@@ -129,10 +130,12 @@ def describe_round(record: RoundRecord, *, planned: int) -> str:
     unit = "version" if turns else "round"
     title = f"{unit} {record.number:>3}/{planned}" if record.kind is RoundKind.TRAIN else "final model"
     # A round measures the model it starts from, so a training round's number is that of the round before.
-    score = "accuracy" if record.mean_mse is None else "mse"
+    score = "mean accuracy" if record.mean_mse is None else "mean mse"
     value = record.mean_accuracy if record.mean_mse is None else record.mean_mse
+    own = metrics_text(record.metrics)
+    scores = ", ".join(filter(None, (f"{score} {value:.4f}" if value is not None else "", own)))
     when = f"version {turns[-1].base}" if turns else f"after {unit} {record.number - 1}"
-    measured = f"  {score} {value:.4f} ({when})" if value is not None else ""
+    measured = f"  {scores} ({when})" if scores else ""
     kept = f"  kept: {', '.join(record.blocks_kept)}" if record.blocks_kept else ""
     kept += "".join(f"  circle of {turn.members[0]}, {turn.staleness} versions old" for turn in turns)
     closed = [circle for circle in record.circles if not circle.opened]

@@ -10,12 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from secure_fl import tasks
 from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
 from secure_fl.events import CoordinatorFailed, Event, Listener, PrivacyPlanned, Refused, SatOut, StudyFailed
 from secure_fl.files import write_atomically
 from secure_fl.report import Step, render
 from secure_fl.results import traces
 from secure_fl.results.history import history, write_csv
+from secure_fl.results.own_metrics import with_values
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.settings import require_known
@@ -57,6 +59,7 @@ def run(
     record = _load_record(workspace)
     if record is None or record.outcome != "finished":
         raise troubles.explain()
+    record = _with_own_metrics(record, workspace.study)
     report = folder / "report.html"
     spent = spent_by_site(workspace)
     summary = summarise(record, engine=engine, seconds=time.monotonic() - started, report=str(report), spent=spent)
@@ -89,6 +92,13 @@ def next_steps(engine: str, policy: Mapping[str, Any]) -> tuple[Step, ...]:
             command="secure-fl study show study.toml",
         ),
     )
+
+
+def _with_own_metrics(record: StudyRecord, study: Study) -> StudyRecord:
+    """Values of metrics that only the task's code knows: here it is installed."""
+    if not study.metrics.need_code:
+        return record
+    return with_values(record, study.metrics.own_formulas(tasks.create(study.task.name, study.task.settings)))
 
 
 def _load_record(workspace: Workspace) -> StudyRecord | None:

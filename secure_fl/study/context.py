@@ -35,7 +35,13 @@ def round_context(
         invited=invited,
         roster={name: study.study.roster[name] for name in invited},
         # What the coordinator ships beside the model never leaves a node again.
-        layout=with_metrics(Layout(()) if kind is RoundKind.EVALUATE else model, request, share=study.metrics.share),
+        layout=with_metrics(
+            Layout(()) if kind is RoundKind.EVALUATE else model,
+            request,
+            share=study.metrics.share,
+            sizes=study.metrics.sizes,
+            bits=study.protection.bits,
+        ),
         kind=request,
         bits=study.protection.bits,
         colluders=study.protection.colluders,

@@ -56,6 +56,7 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
                 f"{', '.join(shared.names) or '(none)'}.",
                 *_encoding(study, request.kind, blocks=bool(shared.names)),
                 _metrics(study, request.kind, hidden=not protection.coordinator_sees_updates),
+                *_own_metrics(study, hidden=not protection.coordinator_sees_updates),
             ),
         ),
         Explanation(
@@ -124,7 +125,8 @@ def _not_covered(study: Study) -> tuple[str, ...]:
     if PLAIN_METRICS not in study.exceptions:
         return ()
     return (
-        f"EXCEPTION ({PLAIN_METRICS}): measurements (accuracy, loss) leave without noise, and no epsilon covers them. "
+        f"EXCEPTION ({PLAIN_METRICS}): measurements (accuracy, loss{_named(study)}) leave without noise, and no "
+        "epsilon covers them. "
         'A site has to agree: [policy] exceptions. With metrics.share = "none" there is nothing to agree to.',
     )
 
@@ -202,6 +204,26 @@ def _metrics(study: Study, kind: RequestKind, *, hidden: bool) -> str:
     if kind is RequestKind.COMBINE:
         sums = "leave once, when the study ends, inside a sum over all sites"
     return f"Measurements (accuracy, loss) {sums}" + ("." if hidden else ", which this protection does not hide.")
+
+
+def _named(study: Study) -> str:
+    return "".join(f", {metric.name}" for metric in study.metrics.measured)
+
+
+def _own_metrics(study: Study, *, hidden: bool) -> tuple[str, ...]:
+    """A metric is more than its value: what is opened are the sums behind it."""
+    measured = study.metrics.measured
+    if not measured:
+        return ()
+    told = ", ".join(f"{metric.name} ({metric.sums})" for metric in measured)
+    counted = (
+        f"The task also measures, as sums of whole numbers over a site's test rows: {told}. In brackets is how many "
+        "sums each has, such as the number of rows with a score in some range."
+    )
+    if study.metrics.share == "per-node":
+        return (f"{counted} The coordinator sees each site's sums, not only the value that they come to.",)
+    whose = "of the sites that are opened together" if hidden else "of each site, since this protection hides nothing"
+    return (f"{counted} The coordinator sees the sums {whose}, not only the value that they come to.",)
 
 
 def _encoding(study: Study, kind: RequestKind, *, blocks: bool) -> tuple[str, ...]:

@@ -21,10 +21,11 @@ from secure_fl.protect.cohort.minima import smallest_cohort
 from secure_fl.protect.combining import CombiningProtection
 from secure_fl.protect.contract import Protection
 from secure_fl.protect.past import CHANGING_COHORTS
-from secure_fl.settings import Settings, nearest, read_toml, require_known
+from secure_fl.settings import Settings, nearest, read_toml
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle, checked, divide, require_recovery, smallest_circle
 from secure_fl.study.combinations import require_combinations
+from secure_fl.study.measures import MetricsSection
 from secure_fl.study.pacing import RoundsSection, require_buffered
 from secure_fl.study.private import PrivacySection, plan_at, require_private
 from secure_fl.study.shorthand import Shorthand
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
 
 # 1 had settings of single protections beside those all have; 2 no initial model and no circles; 3 no privacy; 4 no
-# buffered rounds
-STUDY_VERSION = 5
+# buffered rounds; 5 no metrics of the task's own
+STUDY_VERSION = 6
 
 # Under differential privacy: measurements leave without noise, so that no ε covers them.
 PLAIN_METRICS = "metrics-without-noise"
@@ -162,14 +163,6 @@ class ProtectionSection(_WithSettings):
         return self
 
 
-class MetricsSection(Settings):
-    """What a site may say about its accuracy; a site's own policy wins."""
-
-    share: Literal["none", "aggregate", "per-node"] = "aggregate"
-    # With "aggregate" a loss or squared error above this makes the round's mean unknown rather than wrong.
-    ceiling: float = Field(16.0, gt=0)
-
-
 class SimulationSection(Settings):
     """Only for `secure-fl run`: not part of the study's hash."""
 
@@ -257,6 +250,7 @@ class Study(Shorthand):
                 "task": self.task.model_copy(update={"settings": _written_out(task.settings)}),
                 "strategy": self.strategy.model_copy(update={"settings": _written_out(strategy.settings)}),
                 "protection": self.protection.model_copy(update=own),
+                "metrics": self.metrics.completed(task),
             }
         )
 
@@ -384,36 +378,16 @@ class Study(Shorthand):
         from secure_fl import tasks  # here: the registries are light, the task itself needs torch
         from secure_fl.tasks.model_blocks import initial_blocks
 
-        require_known("strategy", self.strategy.name, strategies.known())
-        require_known("protection", self.protection.kind, protect.known())
-        strategy, protection = self.make_strategy(), self.make_protection()
+        strategy = self.make_strategy()
         task = tasks.create(self.task.name, self.task.settings)
         require_private(self.privacy, strategy, task)
-        require_recovery(strategy.name, strategy.exceptions, recovery=self.protection.recovery)
-        if self.privacy.mode != "none" and self.protection.reference_samples is not None:
-            raise SettingsError(
-                "protection.reference_samples weighs a site by its number of records, which no noise covers",
-                advice="leave it out under differential privacy: every site then counts the same",
-            )
+        self.metrics.require(task)
         if self.study.initial:
             layout = self._outline(task, strategy).whole
         else:
             layout, _ = initial_blocks(task, self.study.seed)
         kind = strategy.request_for(task, layout).kind
-        if not protection.serves(kind):
-            able = [name for name in protect.known() if protect.describe(name).serves(kind)]
-            raise SettingsError(
-                f"strategy {strategy.name!r} needs {kind.value!r}, which protection {protection.name!r} does not serve",
-                advice=f"protections that do: {', '.join(able)}",
-            )
-        sites = len(self.study.roster) if nodes is None else nodes
-        if sites and sites < self.min_cohort(kind):
-            raise SettingsError(
-                f"{sites} sites, but nothing is opened with fewer than {self.min_cohort(kind)} contributors",
-                advice="enrol more sites (in a simulation: --nodes)",
-            )
-        self._check_circles(kind, sites)
-        require_buffered(self.rounds, strategy, recovery=self.protection.recovery, robust=self.protection.robust)
+        sites = self.check_parts(nodes=nodes)
         if kind is RequestKind.COMBINE:
             require_combinations(
                 strategy,
@@ -423,13 +397,31 @@ class Study(Shorthand):
                 sites=sites,
                 minimum=self.min_cohort(kind),
             )
-        protection.require_room(kind, nodes=max(sites, 1), bits=self.protection.bits)
         if self.study.initial and self.study.initial != self._outline(task, strategy).digest.hex():
             raise InitialModelError("study.initial is not the digest of the model that the study's seed makes here")
         return layout
 
-    def _check_circles(self, kind: RequestKind, sites: int) -> None:
-        settings = self.protection
+    def check_parts(self, *, nodes: int | None = None) -> int:
+        """The part of `check` that needs no code of the task, as at a coordinator. Returns how many sites there are."""
+        settings, strategy, protection = self.protection, self.make_strategy(), self.make_protection()
+        kind, sites = strategy.asks, len(self.study.roster) if nodes is None else nodes
+        require_recovery(strategy.name, strategy.exceptions, recovery=settings.recovery)
+        if self.privacy.mode != "none" and settings.reference_samples is not None:
+            raise SettingsError(
+                "protection.reference_samples weighs a site by its number of records, which no noise covers",
+                advice="leave it out under differential privacy: every site then counts the same",
+            )
+        if not protection.serves(kind):
+            able = [name for name in protect.known() if protect.describe(name).serves(kind)]
+            raise SettingsError(
+                f"strategy {strategy.name!r} needs {kind.value!r}, which protection {protection.name!r} does not serve",
+                advice=f"protections that do: {', '.join(able)}",
+            )
+        if sites and sites < self.min_cohort(kind):
+            raise SettingsError(
+                f"{sites} sites, but nothing is opened with fewer than {self.min_cohort(kind)} contributors",
+                advice="enrol more sites (in a simulation: --nodes)",
+            )
         # Before a simulation's sites have names, only their number counts.
         circles = self.circles(self.study.roster or simulated_names(sites))
         if settings.robust != "none" and (kind is not RequestKind.SUM or len(circles) < 2 * settings.colluders + 1):
@@ -438,6 +430,9 @@ class Study(Shorthand):
                 f"{len(circles) if kind is RequestKind.SUM else 0}",
                 advice='enrol more sites, or write robust = "none"',
             )
+        require_buffered(self.rounds, strategy, recovery=settings.recovery, robust=settings.robust)
+        protection.require_room(kind, nodes=max(sites, 1), bits=settings.bits)
+        return sites
 
 
 def simulated_names(sites: int) -> list[str]:

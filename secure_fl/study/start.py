@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 
 from secure_fl.blocks import BlockShape, Layout, TensorShape, Vector
 from secure_fl.strategies.base import SHIPPED_TENSOR, Array, Strategy
+from secure_fl.study.first_model import FirstModel, TaskKind
 from secure_fl.tasks.base import Task
 from secure_fl.tasks.model_blocks import initial_blocks
 
@@ -29,6 +31,14 @@ class Start:
     whole: Layout  # of the task's whole model, personal blocks included
     layout: Layout  # of what is shared and what is shipped
     blocks: dict[str, Vector]
+    kind: TaskKind  # of the task
+
+    def first_model(self) -> FirstModel:
+        """The same without its values, for a coordinator."""
+        content = hashlib.sha256()
+        for piece in self.layout.pieces(self.blocks):
+            content.update(piece)
+        return FirstModel(layout=self.layout, sha256=content.digest(), parameters=self.whole.size, kind=self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +61,8 @@ def start_of(task: Task, strategy: Strategy, seed: int) -> Start:
         shipped = strategy.ship(task, seed)
     layout = Layout((*whole.select(request.blocks), *(_shipped_shape(*item) for item in shipped.items())))
     values |= {name: array.reshape(-1) for name, array in shipped.items()}
-    return Start(whole=whole, layout=layout, blocks={name: values[name] for name in layout.names})
+    blocks = {name: values[name] for name in layout.names}
+    return Start(whole=whole, layout=layout, blocks=blocks, kind=task.kind)
 
 
 def outline_of(task: Task, strategy: Strategy, seed: int) -> Outline:

@@ -12,9 +12,9 @@ from importlib import import_module, metadata
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from secure_fl.errors import SettingsError, TaskUnavailableError
+from secure_fl.errors import SecureFLError, SettingsError, TaskUnavailableError
 from secure_fl.settings import require_known
-from secure_fl.tasks import in_process
+from secure_fl.tasks import files, in_process
 
 if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
@@ -52,7 +52,8 @@ def is_installed_id(name: str) -> bool:
 def resolve(name: str) -> type[Task]:
     """The task called `name`: an installed id, or `module:attribute`.
 
-    Raises `UnknownNameError` for an unknown id and `TaskUnavailableError` when the code is missing here or no task.
+    Raises `UnknownNameError` for an unknown id, `TaskUnavailableError` when the code is missing here or no task, and
+    `CodeChangedError` for a file that is another than the site agreed to.
     """
     if (here := in_process.find(name)) is not None:
         return here if isinstance(here, type) else type(here)
@@ -93,11 +94,13 @@ def _load(name: str, target: str) -> type[Task]:
 
     module, _, attribute = target.partition(":")
     try:
-        loaded = import_module(module)
+        loaded = files.load_module(name) if files.is_registered(name) else import_module(module)
+    except SecureFLError:
+        raise
     except (Exception, SystemExit) as error:  # A module may fail to import in any way it likes, or want to exit.
         raise TaskUnavailableError(
             f"task {name!r}: module {module!r} cannot be imported at this site ({type(error).__name__})",
-            advice="install the package that provides it at this site",
+            advice="install the package that provides it at this site; `secure-fl task check` says what fails",
         ) from error
     try:
         found = attrgetter(attribute)(loaded)

@@ -22,7 +22,9 @@ from torch.nn import functional
 
 from secure_fl.errors import DataError
 from secure_fl.settings import Settings
+from secure_fl.tasks.metrics import Metric
 from secure_fl.tasks.partition import Indices, PartitionSettings, Share
+from secure_fl.tasks.tally import Tally
 from secure_fl.tasks.units import group_numbers
 
 __all__ = [
@@ -120,6 +122,7 @@ class Metrics:
     accuracy: float | None
     mse: float | None
     samples: int
+    sums: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of the metrics that the task declares
 
 
 class Task(ABC):
@@ -150,6 +153,8 @@ class Task(ABC):
     # vocabulary of the site's own rows, so that one row changes others; not possible under differential privacy.
     # "unknown", where a task does not say, is refused there too.
     preprocessing: ClassVar[Preprocessing] = "unknown"
+    # What is measured beside loss and accuracy or squared error, such as (Auc(), Sensitivity(at_specificity=0.9)).
+    metrics: ClassVar[tuple[Metric, ...]] = ()
     Settings: ClassVar[type[TaskSettings]] = TaskSettings
     # The largest change of a parameter in a round, where a study names none: as small as it can be with less than a
     # thousandth of an update beyond it. It is also how far a coordinator could move the model in a round.
@@ -203,18 +208,21 @@ class Task(ABC):
         device = next(model.parameters(), split.inputs).device
         score = _accuracy if self.kind == "classification" else _squared_error
         loss = scored = 0.0
+        tally = Tally(self.metrics)
         with evaluating(model), torch.no_grad():
             for start in range(0, len(split), batch_size):
                 outputs = model(split.inputs[start : start + batch_size].to(device))
                 targets = split.targets[start : start + batch_size].to(device)
                 loss += float(self.loss(outputs, targets)) * len(targets)
                 scored += float(score(outputs, targets)) * len(targets)
+                tally.add(outputs, targets)
         mean = scored / len(split)
         return Metrics(
             loss=loss / len(split),
             accuracy=mean if self.kind == "classification" else None,
             mse=mean if self.kind == "regression" else None,
             samples=len(split),
+            sums=tally.sums,
         )
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from secure_fl.errors import SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, read_npz
 from secure_fl.tasks.cutting import divide
+from secure_fl.tasks.metrics import Auc, Sensitivity
 from secure_fl.tasks.packaged import read_table
 
 # Mean and standard deviation of each measurement in the published data (Wolberg, Street and Mangasarian, 1995; 569
@@ -46,6 +47,8 @@ class BreastCancer(Task):
 
     kind = "classification"
     preprocessing = "public"
+    # Malignant is class 0 in the published data.
+    metrics = (Auc(), Sensitivity(at_specificity=0.9, positive=0, called="sensitivity_at_90"))
     Settings = BreastCancerSettings
     settings: BreastCancerSettings
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from secure_fl import __version__
 from secure_fl.errors import TaskUnavailableError
+from secure_fl.tasks.files import source_of
 from secure_fl.tasks.in_process import class_source
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def _sources(cls: type[Any]) -> tuple[str, dict[str, bytes]]:
         return f"{module}:{cls.__qualname__}", {"": class_source(cls)}
     file = Path(getattr(loaded, "__file__", None) or "")
     package = getattr(loaded, "__package__", None)
+    if (source := source_of(module)) is not None:  # what runs, whatever lies there by now
+        return module, {file.name: source}
     try:
         if not package:
             return module, {file.name: file.read_bytes()}

@@ -20,6 +20,7 @@ from torch import nn
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, open_npz, require_path
 from secure_fl.tasks.cutting import divide
+from secure_fl.tasks.metrics import Auc, Sensitivity
 
 COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
@@ -65,6 +66,7 @@ class Heart(Task):
 
     kind = "classification"
     preprocessing = "public"
+    metrics = (Auc(), Sensitivity(at_specificity=0.9))
     Settings = HeartSettings
     settings: HeartSettings
 

@@ -16,6 +16,7 @@ from torch import nn
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, read_npz
 from secure_fl.tasks.cutting import cut, divide
+from secure_fl.tasks.metrics import Auc, Sensitivity
 from secure_fl.tasks.partition import Share
 from secure_fl.tasks.units import unit_names
 
@@ -48,6 +49,7 @@ class Visits(Task):
 
     kind = "classification"
     preprocessing = "public"
+    metrics = (Auc(), Sensitivity(at_specificity=0.9))
     Settings = VisitsSettings
     settings: VisitsSettings
 

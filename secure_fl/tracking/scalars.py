@@ -28,7 +28,6 @@ def scalars(record: RoundRecord, *, per_site: bool) -> Mapping[int, Mapping[str,
         found[record.number] |= {f"round/{name}": float(taken[name]) for name in _COSTS}
     if per_site:
         for node in record.nodes:
-            for name in _OF_SITES:
-                if (value := getattr(node, name)) is not None:
-                    found[version][f"{name}/{node.name}"] = float(value)
+            own = {name: getattr(node, name) for name in _OF_SITES} | dict(node.metrics)
+            found[version] |= {f"{name}/{node.name}": value for name, value in own.items() if value is not None}
     return dict(found)

@@ -171,6 +171,11 @@ def _check_metrics(report: pb.MetricsReport) -> None:
         require(0.0 <= rate <= 1.0, "an accuracy is out of range")
     for error in (report.loss, report.mse):
         require(math.isfinite(error), "a loss is not finite")
+    require(len(report.sums) <= limits.METRICS, "there are too many metrics")
+    for metric in report.sums:
+        require(is_name(metric.name), "a metric has no proper name")
+        require(len(metric.values) <= limits.METRIC_SUMS, "a metric has too many sums")
+        require(max(metric.values, default=0) < 1 << limits.METRIC_SUM_BITS, "a sum is out of range")
 
 
 def upload_id(header: pb.UploadHeader) -> bytes:

@@ -22,15 +22,19 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ip
 FIRST, *OTHERS = NOTEBOOKS
 
 
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+
+
 def cells(path: Path) -> list[str]:
-    return [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    return [cell.source for cell in read(path).cells if cell.cell_type == "code"]
 
 
 def test_there_are_three_without_output() -> None:
     # Output would be of somebody's machine, and of some earlier version.
     assert len(NOTEBOOKS) == 3
     for path in NOTEBOOKS:
-        book = nbformat.read(path, as_version=4)
+        book = read(path)
         nbformat.validate(book)
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in book.cells)
 
@@ -41,7 +45,7 @@ def test_there_are_three_without_output() -> None:
     ids=lambda path: path.stem,
 )
 def test_jupyter_carries_it_out(path: Path, tmp_path: Path) -> None:
-    book = nbformat.read(path, as_version=4)
+    book = read(path)
     NotebookClient(book, timeout=170, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = "".join(str(output) for cell in book.cells for output in cell.get("outputs", []))
     if path == FIRST:

@@ -214,7 +214,7 @@ class Gentle(FedAvg):
     def fit(self, site: Site) -> Blocks:
         site.load(self.inference(site))
         site.train()
-        return {name: vector / 2 for name, vector in site.change(site.received).items()}
+        return {name: vector / np.float32(2) for name, vector in site.change(site.received).items()}
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_what_is_no_task_and_no_strategy_is_refused() -> None:
         ({"settings": {"strategy.epoch": 3}}, "did you mean 'epochs'"),
     ):
         with pytest.raises(SettingsError, match=message):
-            simulate(**given, progress=False)  # type: ignore[arg-type]
+            simulate(**given, progress=False)
     assert strategies.create("fedavg", {}).name == "fedavg"
 
 

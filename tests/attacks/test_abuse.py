@@ -32,6 +32,7 @@ from tests.attacks.test_attacks import EvilCoordinator, against_a_node
 from tests.fuzz.coordinator_target import HONEST, Held, World
 from tests.fuzz.mutation import varint
 from tests.fuzz.watch import settled_tasks, watched
+from tests.support.submission import submit
 
 
 def in_a_round(folder: Path, scenario: Any, *, rounds: int = 1) -> None:
@@ -350,7 +351,7 @@ def _escaped(folder: Path) -> list[Path]:
 def test_a_study_can_be_stopped_before_its_model_is_made(tmp_path: Path) -> None:
     async def run() -> None:
         made = Coordinator(tmp_path / "state")
-        runner = await made.submit(Study.parse({"study": {"rounds": 1}}).completed())
+        runner = await submit(made, Study.parse({"study": {"rounds": 1}}).completed())
         await made.stop(runner)
         assert (runner.outcome, runner.reason) == ("aborted", "StudyStopped")
         await made.close()
@@ -373,7 +374,7 @@ def test_a_study_submitted_twice_at_once_is_one_study_and_its_sessions_stay_in_t
     async def run() -> None:
         made = Coordinator(tmp_path / "state")
         study = Study.parse({"study": {"rounds": 1}}).completed()
-        first, second = await asyncio.gather(made.submit(study), made.submit(study))
+        first, second = await asyncio.gather(submit(made, study), submit(made, study))
         assert first is second
         assert added == [True]
         await made.close()

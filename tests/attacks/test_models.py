@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-import coordinator.shared_model
 import node.models
 import node.training.trainer
 import secure_fl.study.start
+import secure_fl.study.submission
 from coordinator.shared_model import SharedModel
 from node.local import InlineExecutor
 from node.models import VerifiedModels
@@ -303,7 +303,7 @@ def trapped(task: Task, strategy: Strategy, seed: int) -> Start:
     record = np.array(RECORD, np.float32)
     hidden[:3], hidden[12] = 1e18 * record, -1e18 * (record @ record - 1)
     head[0] = 1e25
-    return Start(whole=honest.whole, layout=honest.layout, blocks={"0": hidden, "1": head})
+    return Start(whole=honest.whole, layout=honest.layout, blocks={"0": hidden, "1": head}, kind=honest.kind)
 
 
 START_OF = secure_fl.study.start.start_of
@@ -327,7 +327,7 @@ def test_a_trap_for_one_record_does_not_tell_who_has_it(
     """The study's first model is the trap, so that nothing but the site's silence could give the record away."""
     monkeypatch.setattr(secure_fl.study.start, "start_of", trapped)
     monkeypatch.setattr(secure_fl.study.start, "_outlines", {})
-    monkeypatch.setattr(coordinator.shared_model, "start_of", trapped)
+    monkeypatch.setattr(secure_fl.study.submission, "start_of", trapped)
     if not checked:
         monkeypatch.setattr(Site, "backward", raising)
         monkeypatch.setattr(node.training.trainer, "settled_fit", lambda strategy, site: strategy.fit(site))

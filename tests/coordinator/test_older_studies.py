@@ -17,7 +17,7 @@ def test_a_study_of_an_older_version_is_left_and_the_others_are_taken_up(
 ) -> None:
     store = Store.in_folder(tmp_path)
     current = study()
-    store.add_study("ab" * 32, current.canonical().replace(b'"version":5', b'"version":1'), now=1.0)
+    store.add_study("ab" * 32, current.canonical().replace(b'"version":6', b'"version":1'), now=1.0)
     store.add_study(current.id, current.canonical(), now=2.0)
     coordinator = Coordinator(tmp_path, store=store)
     with caplog.at_level(logging.ERROR):

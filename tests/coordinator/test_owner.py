@@ -18,6 +18,7 @@ from secure_fl.errors import NotOwnerError
 from secure_fl.operations.operator import connect
 from secure_fl.study.settings import Study
 from tests.support.edge import Edge, at_the_edge
+from tests.support.submission import submit
 
 MIGRATIONS = Path(coordinator.operations.__file__).parent / "migrations"
 
@@ -77,7 +78,7 @@ def test_the_owner_is_remembered_by_a_coordinator_that_starts_again(tmp_path: Pa
     async def run() -> None:
         owner = Owner(name="lead", fingerprint="ab" * 32)
         made = Coordinator(tmp_path)
-        await made.submit(study(), owner=owner)
+        await submit(made, study(), owner=owner)
         await made.close()
         again = Coordinator(tmp_path)
         again.resume()

@@ -25,11 +25,13 @@ from secure_fl.errors import SecureFLError
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
 from secure_fl.messages import parse
+from secure_fl.operations.submission import chunks_of, request_of
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.rpc import operations_pb2 as ops
 from secure_fl.rpc.protect_none_pb2 import PlainUpload
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.settings import Study
+from secure_fl.study.submission import start_of_study
 from secure_fl.transport.local import LocalConnector
 from secure_fl.transport.wire import our_versions, reference, sign_upload_header
 from tests.fuzz.mutation import Octets, Structured
@@ -143,7 +145,8 @@ class World:
         roster = {f"other-{index:02d}": f"{index:064x}" for index in range(4)}
         section = self.study.study.model_copy(update={"roster": roster, "rounds": 1})
         other = self.study.model_copy(update={"study": section})
-        self._settings, self._other_id = other.canonical(), other.id
+        start, self._other_id = start_of_study(other), other.id
+        self.submission: list[Message] = [request_of(other, start.first_model()), *chunks_of(other.id, start)]
         self._uploads: dict[tuple[str, int], list[pb.UploadPart]] = {}
 
     async def start(self) -> None:
@@ -262,7 +265,7 @@ class World:
     def operations(self) -> list[Message]:
         """Everything an operator asks."""
         return [
-            ops.SubmitRequest(settings=self._settings),
+            self.submission[0],
             ops.StatusRequest(study_id=self.study_id),
             ops.StatusRequest(),
             ops.StopRequest(study_id=self._other_id),
@@ -350,8 +353,9 @@ class Fuzzer:
     async def _operation(self) -> str:
         # A study that is taken up costs a model and a transaction, and is remembered: submit seldom, and not for ever.
         good = self._world.operations()
-        submit = self._rng.random() < 0.03 and len(self._world.coordinator.runners) < MOST_STUDIES
-        message = good[0] if submit else self._rng.choice(good[1:])
+        if self._rng.random() < 0.03 and len(self._world.coordinator.runners) < MOST_STUDIES:
+            return await self._submit()
+        message = self._rng.choice(good[1:])
         async for request in self._decoded(type(message), [self._spoilt(message)]):
             await self._operate(request)
         return "ended"
@@ -365,9 +369,19 @@ class Fuzzer:
             async for _ in handler(request, operator):
                 pass
             return
-        reply = await handler(request, operator)
-        if isinstance(request, ops.SubmitRequest):
-            await operations.Stop(ops.StopRequest(study_id=reply.study_id), operator)
+        await handler(request, operator)
+
+    async def _submit(self) -> str:
+        """A submission of which one part is spoilt: the study, what its model looks like, or a chunk."""
+        operations, operator = self._world._operations, self._world.operator
+        parts = self._world.submission
+        raws = [part.SerializeToString() for part in parts]
+        place = self._rng.randrange(len(parts))
+        raws[place] = self._spoilt(parts[place])
+        async for reply in operations.Submit(self._decoded(ops.SubmitPart, raws), operator):
+            if reply.HasField("status"):
+                await operations.Stop(ops.StopRequest(study_id=reply.status.study_id), operator)
+        return "ended"
 
     # --- bytes ------------------------------------------------------------------------------------------------
 

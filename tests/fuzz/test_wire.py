@@ -24,12 +24,14 @@ from node.service import Node
 from secure_fl.errors import SecureFLError, by_code
 from secure_fl.identity.authority import Authority
 from secure_fl.operations.operator import OperatorFile
+from secure_fl.operations.submission import request_of
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.rpc import operations_pb2 as ops
 from secure_fl.rpc.protect_none_pb2 import PlainUpload
 from secure_fl.settings import read_toml
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.settings import Study
+from secure_fl.study.submission import start_of_study
 from secure_fl.transport.channel import dial
 from secure_fl.transport.errors import DETAIL_KEY
 from secure_fl.transport.wire import our_versions, reference, sign_upload_header
@@ -52,9 +54,8 @@ class Caller:
         self._key = node.credential().signing_key
         self._rng = rng
         self._structured = Structured(rng)
-        self._other = workspace.study.model_copy(
-            update={"study": workspace.study.study.model_copy(update={"roster": {}})}
-        ).canonical()
+        other = workspace.study.model_copy(update={"study": workspace.study.study.model_copy(update={"roster": {}})})
+        self._request = request_of(other, start_of_study(other).first_model())
         self._octets = Octets(rng, [message.SerializeToString() for message in (*self._said(), *self._asked())])
         self.sent = 0
         self.outcomes: dict[str, int] = {}
@@ -69,7 +70,7 @@ class Caller:
 
     def _asked(self) -> list[Message]:
         return [
-            ops.SubmitRequest(settings=self._other),
+            self._request,
             ops.StatusRequest(study_id=self._id),
             ops.StopRequest(study_id="0" * 64),
             ops.ExportRequest(study_id=self._id),
@@ -114,6 +115,8 @@ class Caller:
     def operator_call(self) -> Call:
         """One call of an operator."""
         message = self._rng.choices(self._asked(), weights=(1, 5, 5, 5))[0]
+        if isinstance(message, ops.SubmitPart):
+            return "Operations/Submit", True, True, [self._spoilt(message)]
         method = type(message).__name__.removesuffix("Request")
         return f"Operations/{method}", False, method == "Export", [self._spoilt(message)]
 

@@ -145,7 +145,9 @@ def loaded_by(module: str) -> set[str]:
     return set(run.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["node.main", "secure_fl.cli", "secure_fl.study.settings", "secure_fl.protect.none"])
+@pytest.mark.parametrize(
+    "module", ["coordinator.main", "node.main", "secure_fl.cli", "secure_fl.study.settings", "secure_fl.protect.none"]
+)
 def test_torch_and_the_like_are_loaded_only_where_somebody_trains(module: str) -> None:
     loaded = loaded_by(module)
     assert module in loaded
@@ -160,7 +162,7 @@ def test_the_front_door_is_light_until_a_name_is_asked_for() -> None:
     assert run.stdout == "False\n"
 
 
-@pytest.mark.parametrize("module", ["coordinator.main", "node.training.trainer", "secure_fl.tasks.bearings"])
+@pytest.mark.parametrize("module", ["node.training.trainer", "secure_fl.tasks.bearings"])
 def test_whoever_needs_torch_needs_little_else(module: str) -> None:
     loaded = loaded_by(module)
     assert {module, "torch"} <= loaded

@@ -40,8 +40,8 @@ KNOWS: Mapping[str, set[str]] = {
         "encoding", "events", "identity", "protect", "report", "results", "simulation", "strategies", "study", "tasks",
     },
     "cli": {
-        "api", "bench", "identity", "operations", "privacy", "protect", "report", "simulation", "strategies", "study",
-        "tasks",
+        "api", "bench", "identity", "operations", "privacy", "protect", "report", "results", "simulation",
+        "strategies", "study", "tasks",
     },
     "node": {
         "encoding", "identity", "operations", "privacy", "protect", "results", "simulation", "strategies", "study",

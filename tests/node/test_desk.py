@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,8 @@ def test_a_hash_that_nobody_has_offered_is_approved_in_advance_and_said_so(
     assert desk.main(["approve", str(path), made.study.id]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == f"approved: {made.study.id} (study)"
+    code, *rest = rest
+    assert re.fullmatch(r"  task digits: secure-fl \S+, source sha256:[0-9a-f]{64}", code)
     assert rest == ["  no differential privacy: nothing limits how much its results can reveal about single records"]
     check(made, path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 from secure_fl.results.history import COLUMNS, history, measured_version, site_history, write_csv
@@ -49,6 +50,14 @@ def test_a_version_stands_with_what_the_next_round_measured() -> None:
     assert {(row["round"], row["site"], row["accuracy"]) for row in site_history(record())} == {
         (number, site, (number + 1) / 10) for number in range(3) for site in "ab"
     }
+
+
+def test_metrics_of_the_task_have_columns_of_their_own(tmp_path: Path) -> None:
+    measured = tuple(replace(entry, metrics={"auc": entry.number / 5}) for entry in rounds(per_node=False))
+    rows = history(record(rounds=measured))
+    assert [row["auc"] for row in rows] == [0.2, 0.4, 0.6]
+    write_csv(tmp_path / "h.csv", rows)
+    assert (tmp_path / "h.csv").read_text().splitlines()[0] == ",".join((*COLUMNS, "auc"))
 
 
 def test_without_leave_no_site_is_named() -> None:

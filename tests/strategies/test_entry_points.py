@@ -100,7 +100,7 @@ def test_a_broken_package_is_an_error_that_names_it(install: Install, source: st
 
 def test_its_code_is_part_of_what_a_site_approves(install: Install) -> None:
     def code(strategy: str) -> str:
-        return code_here(Study.of(task="digits", strategy=strategy))
+        return code_here(Study.of(task="digits", strategy=strategy)).digest
 
     plain = code("fedavg")
     install(calm=f"{MODULE}:Calm")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import coordinator.shared_model
 from coordinator.bulk_files import BulkFiles
 from coordinator.service import Coordinator
 from coordinator.shared_model import SharedModel
@@ -24,6 +22,7 @@ from secure_fl.study import start
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.settings import Study
 from secure_fl.study.start import Start, outline_of, start_of
+from secure_fl.study.submission import start_of_study
 from secure_fl.tasks.base import Task
 from tests.protect.rosters import study
 
@@ -82,36 +81,31 @@ def test_a_model_is_made_once_per_process(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(start._outlines) <= 16
 
 
-def test_another_models_digest_is_refused_with_a_reason_that_crosses_the_wire(tmp_path: Path) -> None:
+def test_another_models_digest_is_refused(tmp_path: Path) -> None:
     wrong = study(study={"initial": "ab" * 32}).completed()
-    with pytest.raises(InitialModelError, match="initial") as caught:
-        wrong.check()
-    assert "torch" in caught.value.hint
-    assert by_code(caught.value.code) is InitialModelError
-
-    async def submit(offered: Study) -> None:
-        made = Coordinator(tmp_path / "state")
-        try:
-            await made.submit(offered)
-        finally:
-            await made.close()
-
+    for look in (wrong.check, lambda: start_of_study(wrong)):
+        with pytest.raises(InitialModelError, match="initial") as caught:
+            look()
+        assert "torch" in caught.value.hint
+        assert by_code(caught.value.code) is InitialModelError
+    made = Coordinator(tmp_path / "state")
+    first = start_of_study(study()).first_model()
     for offered in (wrong, study()):  # and one that names none
         with pytest.raises(InitialModelError):
-            asyncio.run(submit(offered))
+            made.examine(offered, first)
+    made.examine(study().completed(), first)
 
 
-def test_a_coordinator_that_makes_another_model_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with another version of torch."""
-
-    def differently(task: Task, strategy: Strategy, seed: int) -> Start:
-        return start_of(task, strategy, seed + 1)
-
-    monkeypatch.setattr(coordinator.shared_model, "start_of", differently)
+def test_a_coordinator_with_another_model_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with another version of torch, or with another file on its disk."""
     made, store = study().completed(), Store.in_folder(tmp_path)
+    files = BulkFiles(tmp_path / "study")
+    other = start_of_study(study(study={"seed": 8}))
+    files.put_pieces(other.first_model().sha256, other.layout.pieces(other.blocks))
+    files.first.write_bytes(other.first_model().to_json())
     store.add_study(made.id, made.canonical(), now=0.0)
     with pytest.raises(InitialModelError):
-        SharedModel(ResolvedStudy.of(made), store, BulkFiles(tmp_path / "study"))
+        SharedModel(ResolvedStudy.of(made), store, files)
     assert store.model(made.id) is None
     store.close()
 

@@ -218,7 +218,7 @@ def test_the_canonical_form_is_sorted_ascii_json_with_defaults_written_out() -> 
     raw = study().canonical()
     values = json.loads(raw)
     assert raw == json.dumps(values, sort_keys=True, separators=(",", ":")).encode("ascii")
-    assert values["version"] == 5
+    assert values["version"] == 6
     assert values["protection"]["bits"] == 16
     assert "simulation" not in values
 
@@ -232,8 +232,8 @@ def test_a_deeply_nested_offer_is_refused(depth: int, opening: bytes, closing: b
     nest = opening * depth + b"0" + closing * depth
     for offer in (
         nest,
-        b'{"version":5,"study":' + nest + b"}",
-        b'{"version":5,"strategy":{"name":"fedavg","epochs":' + nest + b"}}",
+        b'{"version":6,"study":' + nest + b"}",
+        b'{"version":6,"strategy":{"name":"fedavg","epochs":' + nest + b"}}",
     ):
         with pytest.raises(SettingsError):
             Study.from_canonical(offer)
@@ -249,7 +249,7 @@ def test_a_deeply_nested_offer_is_refused(depth: int, opening: bytes, closing: b
 )
 def test_half_a_character_is_refused(change: dict[str, Any]) -> None:
     """JSON can spell it, and nothing can encode it: it once ended the node that was offered it."""
-    offer = json.dumps({"version": 5, **change}).replace("\\\\", "\\").encode()
+    offer = json.dumps({"version": 6, **change}).replace("\\\\", "\\").encode()
     with pytest.raises(SettingsError, match="not Unicode"):
         Study.from_canonical(offer)
 
@@ -262,19 +262,19 @@ def test_half_a_character_is_refused(change: dict[str, Any]) -> None:
         b"null",
         b"[]",
         b"{}",
-        b'{"version":6}',
+        b'{"version":7}',
         b'{"version":3}',
         b'{"version":2}',
         b'{"version":0}',
         b'{"version":true}',
         b'{"version":"1"}',
-        b'{"version":5,"study":[]}',
-        b'{"version":5,"study":{"name":"\\ud800"}}',
-        b'{"version":5,"strategy":{"learning_rate":NaN}}',
-        b'{"version":5,"strategy":{"learning_rate":1e999}}',
-        b'{"version":5,"study":{"seed":' + b"9" * 4_000 + b"}}",
-        b'{"version":5,"study":{"seed":' + b"9" * 40_000 + b"}}",
-        b'{"version":5,"unknown":{}}',
+        b'{"version":6,"study":[]}',
+        b'{"version":6,"study":{"name":"\\ud800"}}',
+        b'{"version":6,"strategy":{"learning_rate":NaN}}',
+        b'{"version":6,"strategy":{"learning_rate":1e999}}',
+        b'{"version":6,"study":{"seed":' + b"9" * 4_000 + b"}}",
+        b'{"version":6,"study":{"seed":' + b"9" * 40_000 + b"}}",
+        b'{"version":6,"unknown":{}}',
         b"\xff\xfe\xfa",
     ],
 )

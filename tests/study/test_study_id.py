@@ -52,7 +52,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "discount": "none",
         "rate": 0.5,
     },
-    "metrics": {"share": "none", "ceiling": 99.0},
+    "metrics": {"share": "none", "ceiling": 99.0, "of": ["auc"]},
 }
 
 

@@ -42,5 +42,12 @@ def upload_header() -> pb.UploadHeader:
         phase="upload",
         payload=payload(),
         bulk=pb.ObjectRef(sha256=DIGEST, size=4),
-        metrics=pb.MetricsReport(samples=10, accuracy=0.5, loss=1.0, mse=0.25, global_accuracy=0.75),
+        metrics=pb.MetricsReport(
+            samples=10,
+            accuracy=0.5,
+            loss=1.0,
+            mse=0.25,
+            global_accuracy=0.75,
+            sums=[pb.MetricSums(name="auc", values=[3, 0, 7])],
+        ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,19 @@ def at(header: pb.UploadHeader, path: Where) -> tuple[Any, FieldDescriptor]:
     message: Any = header
     for name in path[:-1]:
         message = getattr(message, name)
+        message = message[0] if isinstance(message, Sequence) else message
     return message, message.DESCRIPTOR.fields_by_name[path[-1]]
 
 
+def put(message: Any, field: FieldDescriptor, value: object) -> None:
+    if isinstance(getattr(message, field.name), list | tuple | MutableSequence):
+        getattr(message, field.name)[:] = [value]
+    else:
+        setattr(message, field.name, value)
+
+
 def test_the_schema_is_walked() -> None:
+    assert ("metrics", "sums", "values") in BOUND
     assert {("study_id",), ("round",), ("payload", "body"), ("bulk", "sha256"), ("metrics", "loss")} <= set(BOUND)
 
 
@@ -82,12 +91,14 @@ def test_the_id_changes_with_any_field(path: Where, data: st.DataObject) -> None
     header, other = upload_header(), upload_header()
     for each in (header, other):
         message, field = at(each, path)
-        setattr(message, field.name, data.draw(WHOLE[field.type]))
+        put(message, field, data.draw(WHOLE[field.type]))
     same = header.SerializeToString(deterministic=True) == other.SerializeToString(deterministic=True)
     assert (upload_id(header) == upload_id(other)) == same
 
 
-@pytest.mark.parametrize("path", [path for path in BOUND if path[0] == "metrics" and path[1] != "samples"])
+@pytest.mark.parametrize(
+    "path", [path for path in BOUND if path[0] == "metrics" and path[1] not in {"samples", "sums"}]
+)
 def test_a_measurement_of_zero_is_not_one_that_is_missing(path: Where) -> None:
     present, absent = upload_header(), upload_header()
     message, field = at(present, path)
@@ -155,7 +166,7 @@ def test_a_header_changed_after_signing_is_refused_whether_or_not_its_id_is_mend
 def _set(path: str, value: object) -> Callable[[pb.UploadHeader], None]:
     def change(header: pb.UploadHeader) -> None:
         message, field = at(header, tuple(path.split(".")))
-        setattr(message, field.name, value)
+        put(message, field, value)
 
     return change
 
@@ -164,6 +175,10 @@ def _set(path: str, value: object) -> Callable[[pb.UploadHeader], None]:
     "change",
     [
         _set("study_id", ".."),
+        _set("metrics.sums.name", "a/b"),
+        _set("metrics.sums.values", 1 << limits.METRIC_SUM_BITS),
+        lambda header: header.metrics.sums[0].values.extend(range(limits.METRIC_SUMS)),
+        lambda header: header.metrics.sums.extend(header.metrics.sums[0] for _ in range(limits.METRICS)),
         _set("phase", "../upload"),
         _set("phase", ""),
         _set("phase", "p" * (limits.NAME_CHARS + 1)),

@@ -1,0 +1,36 @@
+"""How results are said in words: which model was measured, on whose rows, and how sites count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# The one definition: accuracy, loss and squared error of a study are means over sites, in which each site counts the
+# same, also those of the shared model. Metrics that a task declares are of the test rows of all sites together.
+OVER_SITES = "mean over sites"
+ALL_ROWS = "all test rows together"
+
+
+def sentences(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a study reached, from its summary; nothing where nothing was shared."""
+    said = []
+    if (mse := summary["mean_mse"]) is not None:
+        said.append(f"squared error {figure(mse)} ({OVER_SITES})")
+    elif (accuracy := summary["mean_accuracy"]) is not None:
+        spread = f" ± {figure(summary['std_accuracy'])}" if summary["std_accuracy"] is not None else ""
+        shared = summary["global_accuracy"]
+        alone = f"; of the shared model alone {figure(shared)}" if shared is not None else ""
+        said.append(f"accuracy {figure(accuracy)}{spread}{alone} ({OVER_SITES})")
+    if metrics := metrics_text(summary["metrics"]):
+        said.append(f"{metrics} ({ALL_ROWS})")
+    return tuple(said)
+
+
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    """Metrics in one line; one that is not known is left out."""
+    return ", ".join(f"{name} {figure(value)}" for name, value in metrics.items() if value is not None)
+
+
+def figure(value: float | None) -> str:
+    """Four places, or a dash."""
+    return "–" if value is None else f"{value:.4f}"

@@ -1,0 +1,20 @@
+"""What goes with a study to a coordinator: the model that it starts from, made where the task's code is."""
+
+from __future__ import annotations
+
+from secure_fl import tasks
+from secure_fl.errors import InitialModelError
+from secure_fl.study.settings import Study
+from secure_fl.study.start import Start, start_of
+
+
+def start_of_study(study: Study) -> Start:
+    """Make the study's first model with the task that is installed here.
+
+    Raises `InitialModelError` where that is another than the study names, and as `tasks.create` does.
+    """
+    task = tasks.create(study.task.name, study.task.settings)
+    start = start_of(task, study.make_strategy(), study.study.seed)
+    if study.study.initial and start.layout.digest(start.blocks).hex() != study.study.initial:
+        raise InitialModelError("study.initial is not the digest of the model that the study's seed makes here")
+    return start
