@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
 
@@ -33,6 +33,9 @@ from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.study.settings import Study
+
+if TYPE_CHECKING:
+    from secure_fl.study.start import Start
 
 T = TypeVar("T")
 
@@ -64,12 +67,16 @@ class Operator:
         """The operator's name, by its certificate."""
         return self._file.credential().certificate.name
 
-    def submit(self, study: Study | str | Path) -> dict[str, Any]:
-        """Hand in a study, or the file of one; returns its status. Each site then decides for itself."""
+    def submit(self, study: Study | str | Path, *, start: str | Path | None = None) -> dict[str, Any]:
+        """Hand in a study, or the file of one; returns its status. Each site then decides for itself.
+
+        `start` is the model that the study goes on from, where it says so (`secure-fl study new --from`).
+        """
         found = study if isinstance(study, Study) else Study.read(study)
         completed = found.completed()
         completed.check()
-        return plain(self.call(lambda lead: lead.submit(completed)))
+        first = None if start is None else _start(completed, Path(start))
+        return plain(self.call(lambda lead: lead.submit(completed, first)))
 
     def status(self, study: str = "") -> list[dict[str, Any]]:
         """How far studies are, and which sites take part: all of them in short, or one with its record."""
@@ -195,6 +202,17 @@ def plain(status: pb.StudyStatus) -> dict[str, Any]:
         "rounds_planned": int(status.rounds_planned),
         "record": json.loads(record) if record else None,
     }
+
+
+def _start(study: Study, model: Path) -> Start:
+    from secure_fl.study.given import start_from  # torch
+
+    if study.study.start != "given":
+        raise UsageError(
+            "the study does not say that it goes on from a model",
+            advice="write it with `secure-fl study new --from MODEL`: sites approve what the study says",
+        )
+    return start_from(study, model)
 
 
 def _record(status: pb.StudyStatus) -> StudyRecord | None:

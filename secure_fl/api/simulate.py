@@ -42,6 +42,7 @@ def simulate(
     policy: Mapping[str, Any] | None = None,
     engine: str = "threads",
     out: str | Path | None = None,
+    start: str | Path | None = None,
     progress: bool = True,
     track: str | Sequence[str] = (),
     listener: Listener | None = None,
@@ -56,7 +57,8 @@ def simulate(
     only this process has, as in a notebook. That needs the engine "threads", where all sites are in this process;
     "processes" starts a process for each site, which can import installed code only. `policy` is what every simulated
     site's [policy] says otherwise. `out` is the output folder, by default a new one in `runs`; an unfinished run in it
-    is resumed. `track` is "tensorboard:DIR", "mlflow:URI" or a list of such.
+    is resumed. `start` is the file of a model to train on from. `track` is "tensorboard:DIR", "mlflow:URI" or a list of
+    such.
 
     Ctrl-C stops everything that was started. Raises `SettingsError` before anything has begun, and `StudyAbortedError`
     or another `SecureFLError` for a study that does not finish.
@@ -67,7 +69,8 @@ def simulate(
             "task": task, "strategy": strategy, "protection": protection,
             "rounds": rounds, "nodes": nodes, "seed": seed,
         },
-        settings=settings, policy=policy, engine=engine, out=out, progress=progress, track=track, listener=listener,
+        settings=settings, policy=policy, engine=engine, out=out, start=start,
+        progress=progress, track=track, listener=listener,
     )  # fmt: skip
     with ExitStack() as stack:
         return plan.finished(run_beside(plan.work, plan.shown_by(stack)))
@@ -86,6 +89,7 @@ async def simulate_async(
     policy: Mapping[str, Any] | None = None,
     engine: str = "threads",
     out: str | Path | None = None,
+    start: str | Path | None = None,
     progress: bool = True,
     track: str | Sequence[str] = (),
     listener: Listener | None = None,
@@ -97,7 +101,8 @@ async def simulate_async(
             "task": task, "strategy": strategy, "protection": protection,
             "rounds": rounds, "nodes": nodes, "seed": seed,
         },
-        settings=settings, policy=policy, engine=engine, out=out, progress=progress, track=track, listener=listener,
+        settings=settings, policy=policy, engine=engine, out=out, start=start,
+        progress=progress, track=track, listener=listener,
     )  # fmt: skip
     with ExitStack() as stack:
         return plan.finished(await await_beside(plan.work, plan.shown_by(stack)))
@@ -113,6 +118,7 @@ class _Plan:
 
     study: Study
     folder: Path
+    start: Path | None
     policy: Mapping[str, Any]
     engine: str
     progress: bool
@@ -127,7 +133,13 @@ class _Plan:
             from secure_fl.simulation.run import run as run_study  # torch, which mistakes need not wait for
 
             record, summary = run_study(
-                self.study, engine=self.engine, folder=self.folder, policy=self.policy, listener=tell, loop=loop
+                self.study,
+                engine=self.engine,
+                folder=self.folder,
+                policy=self.policy,
+                listener=tell,
+                start=self.start,
+                loop=loop,
             )
             return Run(folder=self.folder, study=Study.read(self.folder / "study.toml"), record=record, summary=summary)
 
@@ -171,6 +183,7 @@ def _plan(
     policy: Mapping[str, Any] | None,
     engine: str,
     out: str | Path | None,
+    start: str | Path | None,
     progress: bool,
     track: str | Sequence[str],
     listener: Listener | None,
@@ -183,6 +196,7 @@ def _plan(
     return _Plan(
         study=chosen,
         folder=Path(out) if out is not None else new_folder(chosen.study.name),
+        start=None if start is None else Path(start),
         policy=dict(policy or {}),
         engine=engine,
         progress=progress,

@@ -28,6 +28,9 @@ _DEFAULT = Path("operator.toml")
 
 def submit(
     path: Annotated[Path, typer.Argument(help="The study file, with its roster.")],
+    start: Annotated[
+        Path | None, typer.Option("--from", metavar="MODEL", help="The model that the study goes on from.")
+    ] = None,
     operator: AsOperator = _DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +39,7 @@ def submit(
     Example: secure-fl study submit heart.toml --as operator.toml
     """
     lead = Operator(operator)
-    status = lead.submit(path)
+    status = lead.submit(path, start=start)
     if as_json:
         typer.echo(json.dumps(status))
         return

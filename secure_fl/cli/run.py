@@ -40,6 +40,9 @@ def run(
     ] = "processes",
     seed: Annotated[int | None, typer.Option(help="Seed of partition, initial model and batches.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; an unfinished run in it is resumed.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", metavar="MODEL", help="Train on from this model (safetensors).")
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(metavar="KIND:TARGET", help="Write curves: tensorboard:DIR or mlflow:URI; repeatable."),
@@ -75,7 +78,7 @@ def run(
     try:
         with warnings.catch_warnings(action="ignore", category=BlocksClosedWarning):  # an error, below
             summary = simulate(
-                parsed, engine=engine, out=folder, policy=policy, progress=not as_json, track=track or ()
+                parsed, engine=engine, out=folder, policy=policy, progress=not as_json, track=track or (), start=start
             ).summary
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)

@@ -98,6 +98,9 @@ def new(
     protection: Annotated[str, typer.Option(help="Protection id; without it what suits the strategy.")] = "",
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
     roster: Annotated[Path | None, typer.Option(help="The sites, as `secure-fl pki roster` prints them.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", metavar="MODEL", help="Train on from this model (safetensors).")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented study to start from.
@@ -124,11 +127,22 @@ def new(
         protections=" | ".join(protect.known()),
     )
     try:
-        Study.parse(tomllib.loads(text))  # Before it is written: a name or number that cannot be leaves no file.
+        parsed = Study.parse(tomllib.loads(text))  # Before it is written: what cannot be leaves no file.
     except tomllib.TOMLDecodeError:
         raise SettingsError("a quote or a control character is in no name", advice="check --name and --task") from None
+    if start is not None:
+        text = _with_start(text, parsed, start)
     write_atomically(path, text.encode())
     typer.echo(f"{path}: written; next: secure-fl study show {path}")
+
+
+def _with_start(text: str, study: Study, model: Path) -> str:
+    """The study's file with the model that it goes on from."""
+    from secure_fl.study.given import continued  # torch
+
+    named, _ = continued(study, model)
+    lines = f'start = "given"             # submit it with --from MODEL, too\ninitial = "{named.study.initial}"\n'
+    return text.replace("[study.roster]\n", "", 1).replace("\n# Site name", f"\n{lines}[study.roster]\n# Site name", 1)
 
 
 @app.command()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from secure_fl import tasks
 from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
@@ -29,6 +29,9 @@ from secure_fl.simulation.units import plan_lines
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.settings import Study
 
+if TYPE_CHECKING:
+    from secure_fl.study.start import Start
+
 ENGINES = {"processes": processes, "threads": threads}
 
 
@@ -39,19 +42,23 @@ def run(
     folder: Path,
     policy: Mapping[str, Any],
     listener: Listener,
+    start: Path | None = None,
     loop: Stoppable | None = None,
 ) -> tuple[StudyRecord, dict[str, Any]]:
     """Run `study` in `folder` and leave there everything the contract names. Another thread may stop it by its `loop`.
+
+    With `start`, the file of a model, it trains on from that one.
 
     Raises `StudyAbortedError` when the study does not finish, after saving what there is.
     """
     require_known("engine", engine, ENGINES)
     started = time.monotonic()
     with ENGINES[engine]() as run_engine:
+        study, first = (study, None) if start is None else _continued(study, start)
         study.check(nodes=study.simulation.nodes)
         # Before there is a folder: a plan that cannot be made leaves nothing behind.
         lines = plan_lines(study) if study.privacy.mode != "none" else ()
-        workspace = prepare(folder, study, policy=policy)
+        workspace = prepare(folder, study, policy=policy, start=first)
         if lines:
             listener(PrivacyPlanned(study_id=workspace.study.id, text="\n".join(lines)))
         troubles = _Troubles(workspace, listener)
@@ -75,6 +82,12 @@ def run(
     write_atomically(report, page.encode())
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return record, summary
+
+
+def _continued(study: Study, model: Path) -> tuple[Study, Start]:
+    from secure_fl.study.given import continued  # torch
+
+    return continued(study, model)
 
 
 def next_steps(engine: str, policy: Mapping[str, Any]) -> tuple[Step, ...]:

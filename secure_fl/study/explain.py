@@ -259,7 +259,12 @@ def _sites(study: Study) -> str:
 def _start(study: Study) -> tuple[str, ...]:
     if not study.study.initial:
         return ()
+    given = (
+        "The study's lead brings that model, instead of one that the seed makes: ask where it comes from, and for its "
+        "card. Whoever chooses a model can choose one that makes sites' updates tell more.",
+    )
     return (
         f"It starts from the model with the digest {study.study.initial[:16]}…; a site trains from no other one in the "
         "first round, and later only from models that are one round's step from the last one it saw.",
+        *(given if study.study.start == "given" else ()),
     )

@@ -42,6 +42,7 @@ STUDY_VERSION = 6
 
 # Under differential privacy: measurements leave without noise, so that no ε covers them.
 PLAIN_METRICS = "metrics-without-noise"
+BRING = "bring the model: `secure-fl study new --from MODEL`, `study submit --from MODEL`, `run --from MODEL`"
 
 DEFAULT_CLIP = 1.0  # of a task that names none, and of a study that was not completed
 
@@ -57,6 +58,7 @@ class StudySection(Settings):
     seed: int = Field(0, ge=0, lt=2**63)
     # The digest of the model that the first round begins from (`secure_fl.study.start`); `completed` writes it.
     initial: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+    start: Literal["seed", "given"] = "seed"  # what makes it; or somebody brings it, to train on (`study/given.py`)
     # Site name → SHA-256 fingerprint of its certificate. The coordinator cannot add anybody.
     roster: dict[str, str] = Field(default_factory=dict)
 
@@ -243,6 +245,8 @@ class Study(Shorthand):
         task, strategy = tasks.create(self.task.name, self.task.settings), self.make_strategy()
         protection = self.make_protection()
         own = {"settings": _written_out(protection.settings), "clip": self.protection.clip or task.clip}
+        if self.study.start == "given" and not self.study.initial:
+            raise InitialModelError('study.start is "given", and study.initial names no model', advice=BRING)
         initial = self.study.initial or self._outline(task, strategy).digest.hex()
         return self.model_copy(
             update={
@@ -397,7 +401,8 @@ class Study(Shorthand):
                 sites=sites,
                 minimum=self.min_cohort(kind),
             )
-        if self.study.initial and self.study.initial != self._outline(task, strategy).digest.hex():
+        wanted = self.study.initial if self.study.start == "seed" else ""
+        if wanted and wanted != self._outline(task, strategy).digest.hex():
             raise InitialModelError("study.initial is not the digest of the model that the study's seed makes here")
         return layout
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from secure_fl import Operator, load_model, tasks
+from secure_fl import Operator, Study, load_model, tasks
 from secure_fl.api.operator import Exported
-from secure_fl.errors import LateMessageError, SettingsError, UnknownStudyError
+from secure_fl.errors import InitialModelError, LateMessageError, SettingsError, UnknownStudyError, UsageError
+from secure_fl.study.given import continued
+from secure_fl.tasks.model_blocks import initial_blocks
+from secure_fl.tasks.state_dict import save_model
 from tests.support.edge import Edge, at_the_edge
 
 
@@ -23,6 +28,16 @@ def in_a_notebook(file: Path, cell: Any) -> Any:
         return cell(Operator(file))
 
     return asyncio.to_thread(lambda: asyncio.run(running()))
+
+
+def exported_soon(lead: Operator, path: Path) -> Exported:
+    """A study that was just submitted has no model for a moment."""
+    for _ in range(100):
+        try:
+            return lead.export("on", path, untrained=True)
+        except LateMessageError:
+            time.sleep(0.05)
+    raise AssertionError("no model")
 
 
 def test_a_leads_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +58,7 @@ def test_a_leads_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ended = await in_a_notebook(file, lambda lead: [lead.submit(other), lead.stop("another")])
         assert [status["study_id"] for status in ended] == [other.id] * 2
         assert ended[1]["state"] == "aborted"
+        await in_a_notebook(file, go_on)
 
     def look(lead: Operator) -> str:
         with pytest.raises(UnknownStudyError):
@@ -66,6 +82,21 @@ def test_a_leads_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if names == "torch":
             task.model().load_state_dict(load_file(done.path))
         assert not load_model(done.path, task).training  # of either
+
+    def go_on(lead: Operator) -> None:
+        """From a model that is brought along: the coordinator has that one, and no other."""
+        task, model = tasks.create("digits", {}), tmp_path / "mine.safetensors"
+        save_model(model, task, initial_blocks(task, 99)[1], seed=0)
+        roster = lead.status("study")[0]["record"]["settings"]
+        study, _ = continued(Study.from_canonical(roster.encode()).changed(name="on"), model)
+        with pytest.raises(InitialModelError, match="did not come with it"):
+            lead.submit(study)
+        with pytest.raises(UsageError, match="does not say that it goes on"):
+            lead.submit(study.changed({"study.start": "seed", "study.initial": ""}), start=model)
+        lead.submit(study, start=model)
+        done = exported_soon(lead, tmp_path / "theirs.safetensors")
+        mine, theirs = load_file(model), load_model(done.path, task).state_dict()
+        assert all(torch.equal(theirs[name], mine[name]) for name in mine)
 
     at_the_edge(tmp_path, scenario)
 
