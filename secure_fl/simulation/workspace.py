@@ -1,9 +1,10 @@
 """The output folder of a run: a throw-away PKI, one file per party, and what is left in the end.
 
-DIR/ca.pem  summary.json  report.html  model.safetensors
+DIR/ca.pem  summary.json  history.csv  report.html
+DIR/model.safetensors            with its card, model.json and model.md
 DIR/pki/                         the consortium of this run
 DIR/coordinator/                 coordinator.toml, state, log
-DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors, log;
+DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors with its card, log;
                                  if any: witness.jsonl, traces.jsonl, rows.jsonl
 """
 
