@@ -343,15 +343,9 @@ class Participation:
         return Message(body=announcement.payload.body, bulk=await in_thread_whole(incoming.path.read_bytes))
 
     def _header(self, phase: str, answer: Message, metrics: SiteMetrics | None) -> pb.UploadHeader:
-        key = self._services.me.key
+        study, key = self._resolved, self._services.me.key
         return signed_header(
-            self._resolved,
-            key,
-            kind=self._kind,
-            round_and_attempt=self.key,
-            phase=phase,
-            answer=answer,
-            metrics=metrics,
+            study, key, kind=self._kind, round_and_attempt=self.key, phase=phase, answer=answer, metrics=metrics
         )
 
     def _keep(self, half: NodeHalf) -> None:

@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from secure_fl.errors import SecureFLError, SettingsError, TaskUnavailableError
+from secure_fl.errors import SecureFLError, SettingsError, TaskUnavailableError, UnknownNameError
 from secure_fl.settings import require_known
 from secure_fl.tasks import files, in_process
 
@@ -62,7 +62,11 @@ def resolve(name: str) -> type[Task]:
     if name in installed:
         return _load(name, installed[name])
     if ":" not in name:
-        require_known("task", name, installed)
+        try:
+            require_known("task", name, installed)
+        except UnknownNameError as error:
+            error.hint += "; a task of your own has to be installed here (docs/tasks.md)"
+            raise
     return _load(name, name)
 
 

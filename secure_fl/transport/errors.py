@@ -13,7 +13,16 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from secure_fl.errors import NetworkError, RoundError, SecureFLError, SettingsError, known_code, rebuild
+from secure_fl.errors import (
+    NetworkError,
+    RoundError,
+    SecureFLError,
+    SettingsError,
+    StorageError,
+    by_code,
+    known_code,
+    rebuild,
+)
 from secure_fl.messages import parse
 from secure_fl.rpc import federation_pb2 as pb
 
@@ -23,6 +32,7 @@ DETAIL_KEY = "secure-fl-error-bin"
 # errors of its disk do. A caller meets neither before it is authenticated.
 _TOLD = (SettingsError, RoundError)
 _TOLD_CHARS = 600
+_ASK = "ask whoever runs the coordinator: its log says what it is"
 
 log = logging.getLogger(__name__)
 
@@ -77,5 +87,7 @@ def _plain(text: str) -> str:
 
 def remote_error(code: str) -> SecureFLError:
     """An error the other side reported by its code."""
-    known = known_code(code)
-    return rebuild(known, f"the coordinator answered: {known}")
+    found = by_code(code)
+    # What its class advises is for whoever has the disk, or wrote the file: that is not the one who reads this.
+    advice = None if found.advice and not issubclass(found, StorageError) else _ASK
+    return rebuild(found.code, f"the coordinator answered: {found.code}", advice=advice)

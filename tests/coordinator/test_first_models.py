@@ -392,6 +392,7 @@ def test_what_the_coordinators_disk_says_stays_there(tmp_path: Path, monkeypatch
             with pytest.raises(StorageError) as refused:
                 await lead.submit(study(), start())
         assert refused.value.message == "the coordinator answered: Storage"
+        assert "ask whoever runs the coordinator" in refused.value.hint
 
     at_the_edge(tmp_path, scenario)
 

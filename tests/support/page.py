@@ -118,6 +118,11 @@ class Machines:
             assert all(child.poll() is None for child in self._running.values()), self.logs()
             time.sleep(1.0)
 
+    @property
+    def running(self) -> Mapping[str, subprocess.Popen[bytes]]:
+        """What runs in the background, by machine."""
+        return self._running
+
     def stop(self) -> dict[str, int]:
         """Stop what runs, as a service manager does; returns the exit codes."""
         for child in self._running.values():
