@@ -96,7 +96,7 @@ class AttemptRunner:
         self._over: SecureFLError | None = None  # what is said to whoever still sends something
         self._away_since: dict[str, float] = {}
         # What nodes download for this attempt.
-        self._objects = {model.object.sha256, *(earlier.sha256 for earlier in model.earlier)}
+        self._objects = {model.object.sha256, model.first.sha256} - {b""}
         self._reception = Reception(services.files, self._folder)
 
     # --- from the first phase to the last -----------------------------------------------------------------------
@@ -173,6 +173,17 @@ class AttemptRunner:
     def answers(self) -> Iterable[StoredAnswer]:
         """Everything that was accepted."""
         return self._answers.values()
+
+    def arrivals(self) -> dict[str, float]:
+        """When each site's update was here, by the wall clock: its file tells, also after a restart. Blocks."""
+        # The update is the largest of what a site sends.
+        largest = {each.node: each.header for each in sorted(self._answers.values(), key=lambda a: a.header.bulk.size)}
+        found = (
+            (node, self._services.files.upload(self._folder, _spool_name(node, header), header.bulk))
+            for node, header in largest.items()
+            if header.bulk.size
+        )
+        return {node: bulk.path.stat().st_mtime for node, bulk in found}
 
     @property
     def traffic(self) -> Mapping[str, Traffic]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from coordinator.attempt import AttemptRunner, StudyServices
@@ -16,8 +16,7 @@ from coordinator.left_out import LeftOutSites
 from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt
 from secure_fl.errors import LateMessageError, NotConnectedError, RoundError, SecureFLError, WrongSharesError
-from secure_fl.events import RoundResumed, RoundStarted, RoundVoid
-from secure_fl.results.record import RoundRecord
+from secure_fl.events import Event, RoundResumed, RoundStarted, RoundVoid
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.context import round_context
@@ -35,19 +34,35 @@ class OpenAttempts:
         left_out: LeftOutSites,
         *,
         now: Callable[[], float],
-        records: Callable[[], Sequence[RoundRecord]],
     ) -> None:
         self._services = services
         self._left_out = left_out
         self._resolved = services.resolved
         self._now = now
-        self._records = records  # the committed rounds: a site that was away goes through their models
         self._open: dict[tuple[int, int], AttemptRunner] = {}
+        self._kept: frozenset[int] = frozenset()
         self._settled = asyncio.Event()  # What the store remembers of attempts under way has been replayed.
         self._planning = asyncio.Lock()  # Attempts of several circles are numbered one after the other.
 
     def __iter__(self) -> Iterator[AttemptRunner]:
         return iter(list(self._open.values()))
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Turns began from these, also such as have no attempt just now: the next one needs the same model."""
+        self._kept = frozenset(versions)
+
+    @property
+    def bases(self) -> frozenset[int]:
+        """The versions that attempts begin from, those under way and those that may follow."""
+        return self._kept.union(attempt.plan.model_version for attempt in self)
+
+    def now(self) -> float:
+        """The wall clock, by which attempts are dated."""
+        return self._now()
+
+    def tell(self, event: Event) -> None:
+        """Say what happens to whoever watches."""
+        self._services.listener(event)
 
     def get(self, number: int, attempt: int) -> AttemptRunner | None:
         """The one with this number, if it is under way."""
@@ -129,9 +144,7 @@ class OpenAttempts:
             shared=model.layout,
             asked=plan.asked,
         )
-        return AttemptRunner(
-            plan, self._services, model=model.reference(version, self._records()), context=context, seconds=seconds
-        )
+        return AttemptRunner(plan, self._services, model=model.reference(version), context=context, seconds=seconds)
 
     # --- end ----------------------------------------------------------------------------------------------------
 

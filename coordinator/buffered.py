@@ -19,6 +19,7 @@ from coordinator.shared_model import OpenedTurn
 from coordinator.store import Store
 from secure_fl.encoding.metrics import require_range
 from secure_fl.errors import CohortTooSmallError, ProtectionError, StaleTurnError, StudyAbortedError
+from secure_fl.events import TurnBegun
 from secure_fl.protect.contract import Opened, OpenedSums
 from secure_fl.results.record import CircleRound
 from secure_fl.rounds import RoundKind
@@ -113,7 +114,11 @@ class BufferedRounds:
     async def _take_turns(self, circle: int, attempt: AttemptRunner | None) -> None:
         """One turn after the other, for as long as there are any."""
         while not self._turns.is_over:
-            turn = self._turns.under_way(circle) or self._turns.begin(circle)
+            turn = self._turns.under_way(circle)
+            if turn is None:
+                # Not before: its turn would be as old as it has to wait for its sites.
+                await self._services.gathering.members(self._circles[circle])
+                turn = self._turns.begin(circle)
             if turn is None:
                 await self._pulse.next(_LOOK_AGAIN)
                 continue
@@ -137,6 +142,7 @@ class BufferedRounds:
                     asked=self._asked[turn],
                 )
             tried += 1
+            self._begun(turn, attempt)
             loop = asyncio.get_running_loop()
             try:
                 opened = await attempt.collect()
@@ -158,6 +164,18 @@ class BufferedRounds:
                 attempt.plan, StaleTurnError(f"a turn from version {turn.base} is too old to be merged")
             )
         self._pulse.beat()
+
+    def _begun(self, turn: Turn, attempt: AttemptRunner) -> None:
+        services, plan = self._services, attempt.plan
+        services.attempts.tell(
+            TurnBegun(
+                study_id=plan.study_id,
+                turn=turn.number,
+                attempt=plan.attempt,
+                version=turn.base,
+                sites=self._circles[turn.circle],
+            )
+        )
 
     def _require_range(self, opened: Opened) -> None:
         """A mean beyond the clip is impossible for sites that follow the rules: such a turn is not merged."""
@@ -196,9 +214,15 @@ class BufferedRounds:
             circles=tuple(self._recorded(turn, one) for turn, one in resting.items()),
         )
         turns = [
-            OpenedTurn(turn=turn, opened=one.opened, share=len(self._circles[turn.circle]) / self._sites)
+            OpenedTurn(
+                turn=turn,
+                opened=one.opened,
+                share=len(self._circles[turn.circle]) / self._sites,
+                asked=one.attempt.plan.asked,
+            )
             for turn, one in resting.items()
         ]
+        self._services.attempts.keep(self._turns.bases)
         try:
             await self._publication.merge(turns, result)
         except (CohortTooSmallError, ProtectionError) as error:
@@ -225,6 +249,8 @@ class BufferedRounds:
             base=turn.base,
             staleness=self._turns.version - turn.base,
             seconds=one.seconds,
+            began=one.attempt.plan.started,
+            asked=one.attempt.plan.asked,
         )
 
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.config import CoordinatorFile
 from coordinator.monitoring import Metrics
+from coordinator.round_log import RoundLog
 from coordinator.server import start_server
 from coordinator.service import Coordinator
 from secure_fl import logs
@@ -62,7 +63,7 @@ async def _serve(file: CoordinatorFile, *, events: bool, until_done: bool) -> No
 async def _serve_alone(file: CoordinatorFile, *, events: bool, until_done: bool) -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    listener = each(metrics, print_json_lines if events else ignore)
+    listener = each(metrics, RoundLog(), print_json_lines if events else ignore)
     coordinator = Coordinator(
         file.state_folder,
         listener=listener,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,20 @@ class CircleSums:
         if self._robust:
             return OpenedCircles(blocks=self._total, cohort=self._cohort, circles=self._circles)
         return OpenedSums(blocks=self._total, cohort=self._cohort)
+
+
+def measurements(circles: Iterable[Opened]) -> OpenedSums:
+    """What several circles measured, as one sum: their sites count in it as they would in a round of all of them.
+
+    It is taken out of what each of them opened.
+    """
+    total: dict[str, BlockSum] = {}
+    cohort: list[str] = []
+    for opened in circles:
+        if isinstance(opened, OpenedSums) and (block := opened.blocks.pop(METRICS_BLOCK, None)) is not None:
+            total[METRICS_BLOCK] = _sum(total[METRICS_BLOCK], block) if total else block
+            cohort += opened.cohort
+    return OpenedSums(blocks=total, cohort=tuple(sorted(cohort)))
 
 
 def _sum(total: BlockSum, block: BlockSum) -> BlockSum:

@@ -111,14 +111,16 @@ class Operations:
         return runner
 
     async def _status(self, runner: StudyRunner) -> pb.StudyStatus:
-        owner = await self._coordinator.owner(runner)
+        owner, circles = await self._coordinator.owner(runner), runner.missing
         return pb.StudyStatus(
             study_id=runner.id,
             name=runner.study.study.name,
             state=runner.outcome,
             reason=runner.reason,
             rounds_done=runner.rounds_done,
-            rounds_planned=runner.study.study.rounds,
+            rounds_planned=runner.study.versions,
             owner="" if owner is None else owner.name,
             sites=[pb.SiteStatus(**site) for site in self._coordinator.hub.sites(runner)],
+            needed=0 if circles else runner.study.min_cohort(runner.resolved.request),
+            circles=[pb.CircleStatus(members=circle, missing=sorted(absent)) for circle, absent in circles],
         )

@@ -11,6 +11,9 @@ import grpc.aio
 
 from secure_fl.errors import CertificateError
 from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
+from secure_fl.operations.waiting import REVOKED
+
+_REMEMBERED = 4096  # certificates; TLS lets only those in that the consortium signed
 
 
 class Peers:
@@ -19,6 +22,7 @@ class Peers:
     def __init__(self, trust: TrustStore, *, now: Callable[[], datetime] = utc_now) -> None:
         self._trust = trust
         self._now = now
+        self._seen: dict[str, Certificate] = {}  # by fingerprint, also those that were turned away
 
     def require(self, context: grpc.aio.ServicerContext[Any, Any], *, roles: frozenset[str]) -> Certificate:
         """The peer of a call, or `CertificateError`."""
@@ -26,6 +30,8 @@ class Peers:
         if leaf is None:
             raise CertificateError("a call without a client certificate")
         peer = _certificate(leaf)
+        if len(self._seen) < _REMEMBERED:
+            self._seen[peer.fingerprint] = peer
         self.check(peer, roles=roles)
         return peer
 
@@ -34,6 +40,21 @@ class Peers:
         if peer.role not in roles:
             raise CertificateError(f"{peer.name} is a {peer.role}, which may not call this")
         self._trust.check(peer, role=peer.role, now=self._now())
+
+    def standing(self, fingerprint: str) -> str:
+        """Why a certificate that was shown here counts for nothing now, as a code; empty for one that counts.
+
+        Empty, too, for one that nobody has shown since this process began.
+        """
+        if (peer := self._seen.get(fingerprint)) is None:
+            return ""
+        try:
+            if self._trust.revoked(peer):
+                return REVOKED
+            self._trust.check(peer, role=peer.role, now=self._now())
+        except CertificateError as error:
+            return error.code
+        return ""
 
 
 @lru_cache(maxsize=1024)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coordinator.attempt import AttemptRunner
 from coordinator.attempts import OpenAttempts, vanished
 from coordinator.bulk_files import BulkFiles
 from coordinator.gathering import Gathering
@@ -74,7 +75,13 @@ class Publication:
         """14. Commit the round and its model in one transaction; then tell."""
         record = record_round(
             RoundFacts.of(
-                len(self.records) + 1, kind, result, metrics=decoded.metrics, blocks_kept=decoded.blocks_kept
+                len(self.records) + 1,
+                kind,
+                result,
+                metrics=decoded.metrics,
+                blocks_kept=decoded.blocks_kept,
+                arrived=await in_thread(_arrived, result.attempts),
+                committed=self.attempts.now(),
             ),
             roster=roster,
             per_node=self.resolved.study.metrics.share == "per-node",
@@ -111,11 +118,18 @@ class Publication:
         for attempt in result.attempts:
             attempt.erase()
         current = self.model.current
-        under_way = list(self.attempts)
+        under_way, bases = list(self.attempts), self.attempts.bases
         self.files.prune(
-            versions={current.version - 1, current.version, *(other.plan.model_version for other in under_way)},
-            objects={previous.object, current.object, *self.model.earlier(current.version, self.records)}.union(
-                *(other.objects for other in under_way)
-            ),
+            versions={current.version - 1, current.version, *bases},
+            objects={
+                self.model.first,
+                previous.object,
+                current.object,
+                *(self.model.version(base).object for base in bases),
+            }.union(*(other.objects for other in under_way)),
         )
         self.save_record()
+
+
+def _arrived(attempts: Sequence[AttemptRunner]) -> dict[str, float]:
+    return {node: when for attempt in attempts for node, when in attempt.arrivals().items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -44,6 +44,8 @@ class RoundFacts:
     blocks_kept: tuple[str, ...]
     seconds: float
     circles: tuple[CircleRound, ...] = ()
+    arrived: Mapping[str, float] = field(default_factory=dict)  # node → when its upload was here
+    committed: float | None = None
 
     @classmethod
     def of(
@@ -54,6 +56,8 @@ class RoundFacts:
         *,
         metrics: SiteMetrics,
         blocks_kept: tuple[str, ...],
+        arrived: Mapping[str, float],
+        committed: float,
     ) -> Self:
         """Gathered from the round's attempts: those that opened something, and those it did without."""
         attempts = (*result.attempts, *result.given_up)
@@ -70,6 +74,8 @@ class RoundFacts:
             blocks_kept=blocks_kept,
             seconds=asyncio.get_running_loop().time() - min(attempt.began for attempt in result.attempts),
             circles=result.circles,
+            arrived=arrived,
+            committed=committed,
         )
 
 
@@ -91,6 +97,7 @@ def record_round(
         attempts=facts.tried,
         seconds=facts.seconds,
         nodes=nodes,
+        committed=facts.committed,
         combinations=len(facts.opened.recipients) if isinstance(facts.opened, CombinationsSent) else 0,
         blocks_kept=facts.blocks_kept,
         circles=facts.circles,
@@ -118,6 +125,7 @@ def study_record(
     reason: str,
     parameters: int,
     shared_parameters: int,
+    blocks: Mapping[str, int],
     rounds: tuple[RoundRecord, ...],
     left_out: tuple[LeftOut, ...] = (),
 ) -> StudyRecord:
@@ -135,6 +143,7 @@ def study_record(
         reason=reason,
         parameters=parameters,
         shared_parameters=shared_parameters,
+        blocks=blocks,
         combinations_opened=sum(record.combinations for record in rounds),
         combinations_possible=_possible(rounds) if resolved.request is RequestKind.COMBINE else None,
         rounds=rounds,
@@ -173,7 +182,14 @@ def _node(
     else:
         outcome = "dropped" if reason in _VANISHED else "sat out"
     traffic = facts.traffic.get(name, Traffic())
-    shared = NodeRound(name=name, outcome=outcome, reason=reason, bytes_up=traffic.up, bytes_down=traffic.down)
+    shared = NodeRound(
+        name=name,
+        outcome=outcome,
+        reason=reason,
+        bytes_up=traffic.up,
+        bytes_down=traffic.down,
+        uploaded=facts.arrived.get(name),
+    )
     if report is None:
         return shared
     fields = ("accuracy", "loss", "mse", "global_accuracy")

@@ -96,8 +96,10 @@ async def start_server(
 ) -> tuple[grpc.aio.Server, int]:
     """Listen with mutual TLS; returns the server and its port. Raises `PortInUseError`."""
     credential = file.check_identity("coordinator", now=utc_now())
+    peers = Peers(file.trust())
+    coordinator.hub.standing = peers.standing
     gate = Gate(
-        Peers(file.trust()),
+        peers,
         calls_per_peer=file.limits.calls_per_peer,
         messages_per_second=file.limits.messages_per_second,
         listener=listener,

@@ -73,6 +73,8 @@ class Hub:
     """Implements `FederationService` and, for the rounds, `Sessions`."""
 
     def __init__(self, *, heartbeat: float = 10.0) -> None:
+        # Why a certificate counts for nothing now, by its fingerprint: whoever lets peers in knows.
+        self.standing: Callable[[str], str] = lambda _fingerprint: ""
         self._heartbeat = heartbeat
         self._sessions: dict[str, _Session] = {}
         self._runners: dict[str, StudyRunner] = {}
@@ -104,6 +106,7 @@ class Hub:
 
     def sites(self, runner: StudyRunner) -> list[dict[str, Any]]:
         """Per site of a roster: connected, accepted, and by which kind of reason not."""
+        set_aside, sat_out = runner.set_aside, runner.sat_out_lately
         rows = []
         for name, fingerprint in runner.study.study.roster.items():
             session = self._sessions.get(fingerprint)
@@ -113,6 +116,9 @@ class Hub:
                     "connected": session is not None,
                     "accepted": session is not None and runner.id in session.accepted,
                     "refusal": session.refused.get(runner.id, "") if session else "",
+                    "set_aside": self.standing(fingerprint) or set_aside.get(name, ""),
+                    "sat_out": sat_out[name][1] if name in sat_out else "",
+                    "sat_out_round": sat_out[name][0] if name in sat_out else 0,
                 }
             )
         return rows

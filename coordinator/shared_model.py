@@ -9,7 +9,7 @@ import numpy as np
 
 from coordinator import first_models
 from coordinator.bulk_files import BulkFiles
-from coordinator.merging import OpenedCircles
+from coordinator.merging import OpenedCircles, measurements
 from coordinator.store import Store, StoredModel
 from secure_fl.aggregation import Aggregate
 from secure_fl.blocks import Blocks
@@ -27,17 +27,13 @@ from secure_fl.errors import (
     StorageError,
 )
 from secure_fl.files import sha256_of
-from secure_fl.limits import EARLIER_MODELS, MIB
 from secure_fl.protect.contract import Opened, OpenedSums
-from secure_fl.results.record import RoundRecord
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.strategies.base import State
 from secure_fl.strategies.merging import Arrival, own_part, with_own_part
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.turns import Turn
 from secure_fl.transport.wire import layout_to_wire
-
-KEPT_BYTES = 4096 * MIB  # of earlier models, for sites that were away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +52,7 @@ class OpenedTurn:
     turn: Turn
     opened: Opened
     share: float  # of the study's sites that are in the circle
+    asked: tuple[str, ...] = ()  # the blocks that they sent; none: all of them
 
 
 class SharedModel:
@@ -79,8 +76,7 @@ class SharedModel:
         else:
             self._require_whole(current)
         self.current: StoredModel = current
-        self._objects: dict[int, bytes] = {}  # by version, once they were asked for
-        self.earlier(current.version, store.records(resolved.id))  # Here, and not later on the event loop.
+        self.first = self.version(0).object  # It is kept for sites that come late.
 
     def version(self, number: int) -> StoredModel:
         """A version that is kept; `StorageError` for one that is not."""
@@ -142,12 +138,14 @@ class SharedModel:
 
     def merge(self, turns: Sequence[OpenedTurn]) -> tuple[Decoded, StoredModel]:
         """The next version of several circles' turns, and what the record says of them. Blocks."""
-        current, arrivals, kept = self.current, [], set(self.layout.model.names)
-        metrics = SiteMetrics()
+        current, arrivals = self.current, []
+        asked, sent = set[str](), set[str]()
+        # Of all sites together, each on the model that its circle began from.
+        metrics = self.decode(measurements(each.opened for each in turns), training=False).metrics
         for opened in turns:
             decoded = self.decode(opened.opened, training=True)
-            metrics = decoded.metrics  # of one circle, on the model that it began from; with several, the last one's
-            kept &= set(decoded.blocks_kept)
+            asked.update(opened.asked or self.layout.model.names)
+            sent.update(decoded.means)
             turn = opened.turn
             arrivals.append(
                 Arrival(
@@ -168,7 +166,9 @@ class SharedModel:
             raise CohortTooSmallError(
                 have=len(turns), need=self._resolved.study.min_cohort(self._resolved.request), what="every block"
             )
-        return Decoded(means=means, metrics=metrics, blocks_kept=tuple(sorted(kept))), self._stepped(means, state)
+        return Decoded(means=means, metrics=metrics, blocks_kept=tuple(sorted(asked - sent))), self._stepped(
+            means, state
+        )
 
     def _base(self, version: int) -> Blocks:
         return self._files.model(self.layout, self.version(version).object)
@@ -177,43 +177,15 @@ class SharedModel:
         """Go on from a version that the store has committed."""
         self.current = version
 
-    def earlier(self, version: int, records: Sequence[RoundRecord]) -> tuple[bytes, ...]:
-        """The objects of the versions before `version` that a site of the roster still needs, oldest first.
-
-        A site that took part in round r has version r − 1, and goes on from there step by step. Whoever was away for
-        longer than models are kept cannot come back to this study.
-        """
-        most = min(EARLIER_MODELS, max(1, KEPT_BYTES // max(1, 4 * self.layout.size)))
-        has: dict[str, int] = {}  # by site, the version that it trained from last
-        roster = self._resolved.study.study.roster
-        for record in reversed(records):
-            bases = {site: circle.base for circle in record.circles for site in circle.members if circle.opened}
-            for site in record.cohort:
-                base = bases.get(site)
-                has.setdefault(site, record.number - 1 if base is None else base)
-            if len(has) == len(roster) or record.number <= version - most:
-                break
-        everybody = bool(has) and has.keys() >= roster.keys()
-        since = max(0, version - most, 1 + min(has.values()) if everybody else 0)
-        found: list[bytes] = []
-        for number in range(version - 1, since - 1, -1):
-            if number not in self._objects:
-                stored = self._store.model(self._resolved.id, version=number)
-                self._objects[number] = b"" if stored is None else stored.object
-            if not self._files.has(self._objects[number]):
-                break
-            found.append(self._objects[number])
-        return tuple(reversed(found))
-
-    def reference(self, version: StoredModel, records: Sequence[RoundRecord] = ()) -> pb.ModelRef:
-        """What nodes are told to fetch, after the committed rounds `records`."""
+    def reference(self, version: StoredModel) -> pb.ModelRef:
+        """What nodes are told to fetch: this version and, if they have no model of the study yet, the first one."""
         size = self.layout.size * 4
         return pb.ModelRef(
             version=version.version,
             digest=version.digest,
             blocks=layout_to_wire(self.layout),
             object=pb.ObjectRef(sha256=version.object, size=size),
-            earlier=[pb.ObjectRef(sha256=each, size=size) for each in self.earlier(version.version, records)],
+            first=pb.ObjectRef(sha256=self.first, size=size),
         )
 
     def _write(self, version: int, blocks: Blocks, state: State) -> StoredModel:

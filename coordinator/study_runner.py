@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from coordinator.attempt import Sessions, StudyServices, upload_folder
@@ -34,6 +34,7 @@ from secure_fl.errors import (
     ProtectionError,
     StudyAbortedError,
     StudyStoppedError,
+    WrongSharesError,
 )
 from secure_fl.events import (
     Listener,
@@ -46,6 +47,7 @@ from secure_fl.protect.declarations import OpenedDeclarations
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.circles import Circle
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.settings import Study
 from secure_fl.threads import in_thread
@@ -91,10 +93,11 @@ class StudyRunner:
             grace=grace,
         )
         self._left_out = LeftOutSites(self.id, folder, listener)
-        self._attempts = OpenAttempts(self._services, self._left_out, now=now, records=lambda: self._records)
+        self._attempts = OpenAttempts(self._services, self._left_out, now=now)
         self._welcoming: set[asyncio.Task[None]] = set()
         self._gathering = Gathering(self.resolved, sessions, listener, self._left_out)
         self._records: list[RoundRecord] = []
+        self._sat_out: dict[str, tuple[int, str]] = {}  # by site: the last round it sat out, and why
 
     # --- the study --------------------------------------------------------------------------------------------
 
@@ -214,6 +217,7 @@ class StudyRunner:
             reason=self.reason,
             parameters=self._model.parameters,
             shared_parameters=self._model.layout.model.size,
+            blocks={shape.name: shape.size for shape in self._model.layout.model},
             rounds=tuple(self._records),
             left_out=self._left_out.sites,
         )
@@ -230,6 +234,25 @@ class StudyRunner:
             return self.record()
         path = self._folder / "record.json"
         return StudyRecord.load(path) if path.exists() else None
+
+    @property
+    def set_aside(self) -> dict[str, str]:
+        """Sites that the study goes on without, whatever they say, and why, as a code."""
+        used_up = dict.fromkeys(self._gathering.exhausted, BudgetExceededError.code)
+        return used_up | dict.fromkeys(self._left_out.names, WrongSharesError.code)
+
+    @property
+    def sat_out_lately(self) -> dict[str, tuple[int, str]]:
+        """Sites that sat out a round and have not taken part since: in which round, and why, as a code."""
+        last = {name: number for record in self._records for name, number in _taken(record)}
+        return {name: said for name, said in self._sat_out.items() if said[0] > last.get(name, 0)}
+
+    @property
+    def missing(self) -> tuple[tuple[Circle, frozenset[str]], ...]:
+        """Each circle with those of its sites that are not ready now; none where whoever is there takes part."""
+        if self.outcome != "running" or not self.resolved.division.settled:
+            return ()
+        return tuple((circle, self._gathering.missing(circle)) for circle in self.resolved.circles_in(RoundKind.TRAIN))
 
     def closing_message(self) -> pb.CoordinatorMessage:
         """What a node is told about a study that is over."""
@@ -304,6 +327,8 @@ class StudyRunner:
         """A node will not take part in an attempt, and says why."""
         if message.reason == BudgetExceededError.code:
             self._gathering.used_up(node)
+        if node in self.study.study.roster and 0 < message.round <= self.study.study.rounds + 1:
+            self._sat_out[node] = (message.round, message.reason)
         if (attempt := self._attempts.get(message.round, message.attempt)) is not None:
             attempt.sit_out(node, message.reason)
 
@@ -320,3 +345,11 @@ class StudyRunner:
         """Add to a node's traffic in the attempts that it downloads for."""
         for attempt in self._attempts:
             attempt.count_download(node, digest, size)
+
+
+def _taken(record: RoundRecord) -> Iterator[tuple[str, int]]:
+    """Who took part, and in which round or, where circles do not wait for each other, turn of its circle."""
+    for circle in record.circles:
+        yield from ((name, circle.turn) for name in circle.members if circle.opened and circle.turn is not None)
+    if all(circle.turn is None for circle in record.circles):
+        yield from ((name, record.number) for name in record.cohort)

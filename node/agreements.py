@@ -56,10 +56,7 @@ class Agreements:
         code = found.get("code")
         if given is not None and given.code is not None and code is not None and given.code != code:
             self._accountant.refused(study.id, number, RefusedError.code)
-            raise CodeChangedError(
-                f"the code of task {study.task.name!r} is another than when study {study.study.name!r} was approved "
-                "here"
-            )
+            raise changed_code(study)
         by = LISTED_IN_FILE if given is None else given.by or "unknown"
         facts = approval(
             study_id=study.id,
@@ -70,6 +67,12 @@ class Agreements:
             code=code,
         )
         self._accountant.approved(study.id, facts)
+
+
+def changed_code(study: Study) -> CodeChangedError:
+    """The error for a study that was approved with other code than its task has here now."""
+    task, name = study.task.name, study.study.name
+    return CodeChangedError(f"the code of task {task!r} is another than when study {name!r} was approved here")
 
 
 def planned_epsilon(file: NodeFile, study: Study) -> float | None:

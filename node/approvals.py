@@ -36,7 +36,10 @@ class Approvals:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise StorageError(f"the list of approvals cannot be read ({type(error).__name__})") from error
+            raise StorageError(
+                f"{self._path}: the list of approvals cannot be read ({type(error).__name__})",
+                advice="correct [state] folder, let the node's user read the file, or approve again without it",
+            ) from error
 
     def add(self, study_id: str, given: Approval) -> None:
         """A running node sees it within a second."""

@@ -42,11 +42,12 @@ from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
 from secure_fl.protect.combining import CombiningNodeHalf
 from secure_fl.protect.contract import Message, NodeHalf, RoundContext
-from secure_fl.randomness import KeyStream, Randomness
+from secure_fl.randomness import KeyStream
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.context import round_context
 from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.study.settings import Study
 from secure_fl.threads import in_thread_whole
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import layout_from_wire, round_kind
@@ -91,11 +92,12 @@ class Participation:
             attempt=announcement.attempt,
             trains=self._kind is not RoundKind.EVALUATE,
         )
+        self._version: int | None = None  # of the model that was fetched, where it does not follow from the round
         self._refusal = ""
         self._finished = False
         self._seconds = 0.0  # that training took
         self._heard = time.monotonic()
-        self.rehearsal: Job | None = None  # what was tried before the fetch, until it has worked
+        self._unready = False  # what comes before the fetch was tried, and has not worked yet
 
     @property
     def is_over(self) -> bool:
@@ -154,11 +156,9 @@ class Participation:
         kept = await in_thread_whole(self._kept)
         found: Mapping[str, str] = {}
         if kept is None:
-            # What can fail without a model fails before there is one: afterwards it would tell of the model.
-            self.rehearsal = await in_thread_whole(self._job, None)
-            found = await self._services.executor.rehearse(self.rehearsal)
-            self.rehearsal = None
-            await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
+            self._unready = True
+            found = await self._rehearse()
+            self._unready = False
         received = await self._fetch(announcement) if kept is None else Path()
         try:
             # 4. Set the round's privacy cost aside.
@@ -172,6 +172,12 @@ class Participation:
         except BaseException as error:
             await in_thread_whole(self._charge.give_back, error)
             raise
+
+    async def _rehearse(self) -> Mapping[str, str]:
+        """What can fail without a model fails before there is one. Afterwards it would tell of the model."""
+        found = await self._services.executor.rehearse(await in_thread_whole(self._job, None))
+        await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
+        return found
 
     async def _go_on(self, announcement: pb.PhaseAnnouncement) -> None:
         """After a restart: take part in the later phases, if the protection remembers. What was charged stays so."""
@@ -209,16 +215,16 @@ class Participation:
         return kept
 
     async def _fetch(self, announcement: pb.PhaseAnnouncement) -> Path:
-        """3. Fetch the shared model; keep it only if it is the announced one, and one step from the last one."""
+        """3. Fetch the shared model; keep it only if it is the announced one, and one that rounds can have made."""
         number, target = self._number, announcement.model.object
         models = await in_thread_whole(VerifiedModels, self._resolved, self._store.folder, self._layout)
         route = await in_thread_whole(models.route, announcement.model, number=number)
         await in_thread_whole(self._store.fix_base, number, _base(announcement))
         for step in route:
-            incoming = IncomingObject(self._scratch("received.bin"), step)
+            incoming = IncomingObject(self._scratch("received.bin"), step.object)
             await self._services.session.download(self._resolved.id, incoming, durable=True)
             received = await in_thread_whole(models.accept, incoming.path, step)
-        await in_thread_whole(models.arrived, number)
+        self._version = route[-1].version if self._study.rounds.is_buffered else None
         self._services.listener(Fetched(**self._about(), bytes=target.size))
         return received
 
@@ -250,6 +256,7 @@ class Participation:
             epochs=self._privacy.epochs(number, trains=self._kind is not RoundKind.EVALUATE),
             asked=tuple(self._first.asked),
             task=self._services.agreements.task_file(self._study, number=number),
+            version=self._version,
         )
 
     def _keep_update(self, result: Result) -> KeptUpdate:
@@ -261,7 +268,7 @@ class Participation:
             result,
             base=_base(self._first),
             trained=self._scratch("update.safetensors") if self._kind is not RoundKind.EVALUATE else None,
-            stream=KeyStream(self._services.randomness(*self._names("rounding", round_only=True)).bytes(32)),
+            stream=KeyStream(self._services.randomness(*_names(self._study, self._number, "rounding")).bytes(32)),
             check_size=self._services.policy.check_upload,
         )
         if context.compares:
@@ -280,7 +287,7 @@ class Participation:
         self, context: RoundContext, blocks: dict[str, Integers], weight: int, features: Path | None = None
     ) -> NodeHalf:
         giving = Giving(self._services, self._resolved, self._protection, self._store, context)
-        randomness, memory = self._randomness("protect"), self._memory()
+        randomness, memory = self._services.randomness(*_names(self._study, self.key, "protect")), self._memory()
         return giving.half(blocks, weight, features, randomness=randomness, memory=memory, seconds=self._seconds)
 
     async def _protect_and_send(self, half: NodeHalf, metrics: SiteMetrics) -> None:
@@ -374,17 +381,6 @@ class Participation:
     def _memory(self) -> AttemptMemory:
         return self._store.memory(*self.key)
 
-    def _randomness(self, purpose: str) -> Randomness:
-        return self._services.randomness(*self._names(purpose))
-
-    def _names(self, purpose: str, *, round_only: bool = False) -> tuple[str, ...]:
-        """What randomness is for: it matters in simulations only, which draw alike from run to run.
-
-        Without the study's id, since certificates differ from run to run. Rounding belongs to the round: which attempt
-        a circle's is depends on who came first.
-        """
-        return self._study.study.name, str(self._number if round_only else self.key), purpose
-
     def _scratch(self, name: str) -> Path:
         return self._store.scratch(f"{self._first.round}-{self._first.attempt}-{name}")
 
@@ -398,14 +394,23 @@ class Participation:
 
     async def _sit_out_in_time(self, error: Exception) -> None:
         await self._answer_time()
-        if self.rehearsal is not None:
-            self._services.unready(self._resolved.id, self.rehearsal)
+        if self._unready:
+            self._services.unready(self._resolved.id, self._rehearse, error)
         self._sit_out(spoken(error))
 
     def _sit_out(self, code: str) -> None:
         self._refusal = code
         body = pb.SitOut(round=self._first.round, attempt=self._first.attempt, reason=code)
         self._services.session.say(pb.NodeMessage(study_id=self._resolved.id, sit_out=body))
+
+
+def _names(study: Study, part: int | tuple[int, int], purpose: str) -> tuple[str, ...]:
+    """What randomness is for: it matters in simulations only, which draw alike from run to run.
+
+    Without the study's id, since certificates differ from run to run. Rounding belongs to the round, and all else to
+    the attempt: which attempt a circle's is depends on who came first.
+    """
+    return study.study.name, str(part), purpose
 
 
 def _deadline(announcement: pb.PhaseAnnouncement) -> float:

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from node.approvals import Approval
+from node.commitments import commitments, keep_terms
 from node.config import NodeFile
+from node.limits import limit_doubt
 from node.own_ledger import own_entries
 from node.policy import Policy, require_task
 from node.privacy import limit_of, plan_here
 from node.store import NodeStore, read_cursor
 from secure_fl import tasks
 from secure_fl.errors import RefusedError, SecureFLError, SettingsError, UsageError
+from secure_fl.files import private_folder
 from secure_fl.privacy.decisions import this_user
 from secure_fl.privacy.events import NonPrivate
 from secure_fl.privacy.ledger import SENT
@@ -45,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         file = NodeFile.read(options.file)
         store = NodeStore(file.state_folder)
         if options.action == "approve":
+            private_folder(file.state_folder)  # Where it cannot be made, this says so best.
             _approve(file, store, options.studies)
         else:
             _show(file, store, as_json=options.json)
@@ -66,8 +70,10 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
     for (study_id, study), price in zip(chosen, costs, strict=True):
         given, code = approval_of(study)
         store.approve(study_id, given)
+        if study is not None:
+            keep_terms(store, study)
         sys.stdout.write(f"approved: {study_id}{f' ({study.study.name})' if study else ''}\n")
-        for line in (*code, *price, *(_doubts(file, study) if study is not None else ())):
+        for line in (*code, *price, *(_doubts(file, store, study) if study is not None else ())):
             sys.stdout.write(f"  {line}\n")
         if store.offered(study_id) is None:
             sys.stdout.write(
@@ -77,13 +83,14 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
 
 
-def _doubts(file: NodeFile, study: Study) -> tuple[str, ...]:
-    """Why this site will not take part all the same, as its file is now."""
+def _doubts(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
+    """Why this site will not take part all the same, as its file is now, or as the running node has read it."""
+    running = limit_doubt(file, store)
     try:
         Policy(file, file.certificate()).check_terms(study)
     except SecureFLError as error:
         return (f"but as this site's file is now, it takes no part: {error.message}",)
-    return ()
+    return (f"but {running}",) if running else ()
 
 
 def code_here(study: Study) -> TaskCode:
@@ -113,7 +120,8 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
     lines = [f"cost here: epsilon {plan.epsilon_total:.3g} with delta {plan.delta:g} for {plan.rounds} rounds"]
     if limit is None:
         return (*lines, "this site sets no limit: [policy] epsilon and delta in its file would")
-    spent = spent_on(own_entries(file, store), dataset)
+    entries = own_entries(file, store)
+    spent = spent_on(entries, dataset)
     fits = limit.rounds_left(spent, plan.cost_per_round) or 0
     if fits < plan.rounds:
         raise RefusedError(
@@ -121,9 +129,16 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
             f"{dataset!r} is enough for {fits}; nothing was approved",
             advice="raise [policy] epsilon if the site agrees to that, or ask the study lead for one that costs less",
         )
-    after = limit.spent_fraction((*spent, *(plan.cost_per_round * plan.rounds)))
-    used = limit.spent_fraction(spent)
-    return (*lines, f"budget of {dataset!r}: {100 * used:.0f} % used now, {100 * after:.0f} % after this study")
+    this = tuple(plan.cost_per_round * plan.rounds)
+    used, after = limit.spent_fraction(spent), limit.spent_fraction((*spent, *this))
+    lines.append(f"budget of {dataset!r}: {100 * used:.0f} % used now, {100 * after:.0f} % after this study")
+    if others := commitments(file, store, entries, study):
+        together = limit.spent_fraction((*spent, *this, *(event for one in others for event in one.events)))
+        named = ", ".join(f"{one.name!r} ({one.rounds} rounds left)" for one in others)
+        lines.append(f"also approved here and not finished: {named}; with all of them {100 * together:.0f} %")
+        if together > 1:
+            lines.append("WARNING: that is more than there is: the study that comes last stops before its end")
+    return tuple(lines)
 
 
 def _chosen(file: NodeFile, store: NodeStore, wanted: str) -> tuple[str, Study | None]:
@@ -154,9 +169,7 @@ def _require_this_site(file: NodeFile, study: Study) -> None:
         raise RefusedError(
             f"study {study.study.name!r} is without this site: {mine.name!r} is not in its roster", advice=advice
         )
-    raise RefusedError(
-        f"the roster of study {study.study.name!r} has another certificate for {mine.name!r}", advice=advice
-    )
+    raise RefusedError(f"the roster of study {study.study.name!r} has another key for {mine.name!r}", advice=advice)
 
 
 def _study_in(file: NodeFile, path: Path) -> Study:
@@ -205,6 +218,7 @@ def status(file: NodeFile, store: NodeStore) -> dict[str, Any]:
         "offered": [{"id": study_id, "name": _name_of(store, study_id)} for study_id in store.offers()],
         "datasets": _budgets(file, used),
         "ledger_entries": len(entries),
+        "restart_needed": limit_doubt(file, store),
     }
 
 
@@ -262,6 +276,8 @@ def _show(file: NodeFile, store: NodeStore, *, as_json: bool) -> None:
     for row in facts["datasets"]:
         sys.stdout.write(_bar(row) + "\n")
     sys.stdout.write(f"ledger: {facts['ledger_entries']} entries\n")
+    if facts["restart_needed"]:
+        sys.stdout.write(f"WARNING: {facts['restart_needed']}\n")
 
 
 _BAR = 24

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from node.approvals import Approvals
 from node.config import DatasetSection, NodeFile
-from node.desk import code_here, cost_here
+from node.desk import cost_here
 from node.own_ledger import own_entries
 from node.policy import Policy
 from node.privacy import plan_here
 from node.store import NodeStore
+from node.trial import require_approved_code
 from secure_fl.errors import CertificateError, DataError, DoubtError, RefusedError, TaskUnavailableError
 from secure_fl.operations import doctor
 from secure_fl.study.settings import Study
@@ -103,14 +103,9 @@ def _approval(file: NodeFile, path: Path) -> str:
     store = NodeStore(file.state_folder)
     try:
         policy.check_approval(study.id, store.approvals())
+        require_approved_code(file, store, study)
     except RefusedError as error:
         raise DoubtError(error.message, advice=error.hint) from None
-    given = Approvals(store.folder).read().get(study.id)
-    if file.policy.approve == "ask" and given is not None and given.code not in (None, code_here(study).digest):
-        raise DoubtError(
-            f"the code of task {study.task.name!r} is another than when study {study.study.name!r} was approved here",
-            advice="read what changed, then approve the study again: `secure-fl node approve`",
-        )
     return f"{study.study.name} {study.id} is approved"
 
 
@@ -129,7 +124,8 @@ def _training(file: NodeFile, path: Path) -> str:
         )
     plan = plan_here(file, study)
     mechanism = None if plan is None else plan.mechanism
-    return try_out(study, dataset, folder=file.path(""), device=file.node.device, privacy=mechanism)
+    done = try_out(study, dataset, folder=file.path(""), device=file.node.device, privacy=mechanism)
+    return f"{done}; `secure-fl node try` shows what would leave"
 
 
 if __name__ == "__main__":

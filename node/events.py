@@ -66,3 +66,13 @@ NodeListener: TypeAlias = Callable[[NodeEvent], None]
 
 def ignore(event: NodeEvent) -> None:
     """A listener for nobody."""
+
+
+def each(*listeners: NodeListener) -> NodeListener:
+    """One listener that tells several."""
+
+    def tell(event: NodeEvent) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return tell

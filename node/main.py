@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from node.config import NodeFile
+from node.events import each
 from node.link import GrpcConnector
 from node.monitoring import Metrics
+from node.round_log import RoundLog
 from node.service import Node
 from node.training.worker import WorkerProcess
 from secure_fl import logs
@@ -64,7 +66,7 @@ async def _serve_alone(file: NodeFile, *, until_done: bool, forks: Forks | None)
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     training = WorkerProcess() if forks is None else WorkerProcess(forks=forks)
-    node = Node(file, GrpcConnector(file), training, until_done=until_done, listener=metrics)
+    node = Node(file, GrpcConnector(file), training, until_done=until_done, listener=each(metrics, RoundLog()))
     lag = LoopLag()
     metrics.watch(lambda: node.connected, lag, node.budgets)
     loop = asyncio.get_running_loop()

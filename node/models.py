@@ -1,8 +1,7 @@
-"""The models a node trains from: the study's initial one, and then one step after the other.
+"""The models a node trains from: the study's initial one, and later ones that rounds can have made of it.
 
-The first model has the digest that is in the study's hash. Each later one is at most one step of the strategy from the
-last one that this node verified, which it keeps in a file. A node that was away is given the models in between and
-checks every step, so that rounds it missed are no excuse for a jump; nor are there more steps than rounds.
+The first model has the digest that is in the study's hash. Each later one is at most as many steps of the strategy from
+the last one that this node verified, which it keeps in a file, as there were rounds since.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +30,19 @@ _Kept = TypeAdapter(tuple[int, str, str])
 
 @dataclass(frozen=True, slots=True)
 class _Verified:
-    """The last model that passed: how many steps from the first, its digest, and that of its bytes alone."""
+    """The last model that passed: how many steps from the first it may be, its digest, and that of its bytes alone."""
 
     version: int
     digest: bytes
     sha256: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A model to fetch and verify, and how many steps from the first one it may be."""
+
+    object: pb.ObjectRef
+    version: int
 
 
 class VerifiedModels:
@@ -50,52 +57,46 @@ class VerifiedModels:
         self._layout = layout
         self._last = self._load()
 
-    def route(self, model: pb.ModelRef, *, number: int) -> Sequence[pb.ObjectRef]:
-        """What to fetch for round `number`, in this order; the announced model comes last.
+    def route(self, model: pb.ModelRef, *, number: int) -> Sequence[Target]:
+        """What to fetch for round `number`: where this node has no model yet the study's first one, then this one.
 
-        Raises `RefusedError` where the way does not begin where this node is, `ProtectionError` for another layout.
+        Raises `RefusedError` where the first model is not the study's own, or where this one claims more steps than
+        there can have been, `ProtectionError` for another layout.
         """
-        targets = [*model.earlier, model.object]
-        if any(target.size != 4 * self._layout.size for target in targets):
+        if any(target.size != 4 * self._layout.size for target in (model.object, model.first) if target.sha256):
             raise ProtectionError("the model's size does not fit its blocks")
         if self._layout.digest_of(model.object.sha256) != model.digest:
             raise ProtectionError("the model's digest does not match its blocks")
-        here = self._last
-        if here is None:
-            if self._layout.digest_of(targets[0].sha256).hex() != self._initial:
-                raise RefusedError(
-                    "the coordinator's first model is not the study's initial one",
-                    advice="if this node lost its state, or was away for longer than the coordinator keeps models, it "
-                    "cannot come back to this study",
-                )
-            passed, since, rest = targets[0].sha256, 0, targets[1:]
-        else:
-            if self._layout.digest_of(here.sha256) != here.digest:
-                raise ProtectionError("the model has other blocks than before")
-            known = [index for index, target in enumerate(targets) if target.sha256 == here.sha256]
-            passed, since, rest = here.sha256, here.version, targets[known[-1] + 1 if known else 0 :]
-        steps = [
-            target for target, before in zip(rest, (passed, *(t.sha256 for t in rest)), strict=False)
-            if target.sha256 != before
-        ]  # fmt: skip
-        if since + len(steps) > self._most_steps(number):
-            raise RefusedError("the model is more steps away than there were rounds")
-        route = [*(targets[:1] if here is None else ()), *steps]
-        return route if route and route[-1] == model.object else [*route, model.object]
-
-    def accept(self, path: Path, target: pb.ObjectRef) -> Path:
-        """Verify a model that was fetched into the file `path`; returns where it is kept from now on.
-
-        Raises `StepTooLargeError`, and then nothing has changed.
-        """
+        target = Target(object=model.object, version=self._version(model, number))
         here = self._last
         if here is not None:
-            if target.sha256 == here.sha256:
+            if self._layout.digest_of(here.sha256) != here.digest:
+                raise ProtectionError("the model has other blocks than before")
+            if target.version < here.version:
+                raise RefusedError("the model is an older one than this node has trained from")
+            return [target]
+        first = model.first if model.first.sha256 else model.object
+        if self._layout.digest_of(first.sha256).hex() != self._initial:
+            raise RefusedError(
+                "the coordinator's first model is not the study's initial one",
+                advice="if this node lost its state, it cannot come back to this study",
+            )
+        return [target] if first == model.object else [Target(object=first, version=0), target]
+
+    def accept(self, path: Path, target: Target) -> Path:
+        """Verify a model that was fetched into the file `path`; returns where it is kept from now on.
+
+        Raises `StepTooLargeError`, and then nothing has changed. Steps that were not taken until now are forfeited.
+        """
+        here = self._last
+        reached = _Verified(target.version, self._layout.digest_of(target.object.sha256), target.object.sha256)
+        if here is not None:
+            if reached.sha256 == here.sha256:
+                self._note(reached)
                 return path
             # Where that file is gone this raises: beginning anew would be one more start for the coordinator to use.
-            require_step(self._mapped(self._file(here)), self._mapped(path), self._layout, largest=self._largest)
-        version = 0 if here is None else here.version + 1
-        reached = _Verified(version, self._layout.digest_of(target.sha256), target.sha256)
+            before, after, steps = self._mapped(self._file(here)), self._mapped(path), target.version - here.version
+            require_step(before, after, self._layout, largest=self._largest, steps=steps)
         kept = self._file(reached)
         try:
             publish(path, kept)
@@ -107,17 +108,19 @@ class VerifiedModels:
             raise StorageError(f"{kept}: cannot be stored ({error.strerror})") from error
         return kept
 
-    def arrived(self, number: int) -> None:
-        """Note that round `number` begins from the last model: steps that were not taken until now are forfeited."""
-        # Where circles do not wait for each other, other circles' steps are no round of this site's.
-        if self._last is not None and self._last.version != number - 1 and not self._rounds.is_buffered:
-            self._note(replace(self._last, version=number - 1))
+    def _version(self, model: pb.ModelRef, number: int) -> int:
+        """How many steps a round's model may be from the first one."""
+        # In synchronous rounds a round is a step. Where circles do not wait for each other, others' steps are no rounds
+        # of this site's: the coordinator says how many there were, and can say no more than the study has.
+        if not self._rounds.is_buffered:
+            return number - 1
+        if model.version > self._most_steps(number):
+            raise RefusedError("the model is more steps away than the study has")
+        return model.version
 
     def _most_steps(self, number: int) -> int:
-        """How many steps the model of round `number` can be from the first one."""
-        if self._rounds.is_buffered:
-            return self._rounds.pace(self._turns).flushes - (0 if number > self._turns else 1)
-        return number - 1
+        """Of a buffered study: how many flushes there can have been before a site's turn `number`."""
+        return self._rounds.pace(self._turns).flushes - (0 if number > self._turns else 1)
 
     def _load(self) -> _Verified | None:
         kept = read_json(self._folder / "verified.json", _Kept)

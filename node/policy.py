@@ -5,7 +5,7 @@ from __future__ import annotations
 from node.config import NodeFile
 from node.privacy import plan_here
 from secure_fl.aggregation import RequestKind
-from secure_fl.errors import RefusedError
+from secure_fl.errors import NotApprovedError, RefusedError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
@@ -31,20 +31,17 @@ class Policy:
         self.check_terms(study)
 
     def check_approval(self, study_id: str, approvals: frozenset[str]) -> None:
-        """Raise `RefusedError` unless the site operator agreed to this very study."""
+        """Raise `NotApprovedError` unless the site operator agreed to this very study."""
         policy = self._file.policy
         by_hand = approvals if policy.approve == "ask" else frozenset()
         if study_id not in policy.approved and study_id not in by_hand:
-            raise RefusedError(
-                f"study {study_id} is not approved here",
-                advice="read `secure-fl study show`, then approve its hash",
-            )
+            raise NotApprovedError(f"study {study_id} is not approved here")
 
     def check_terms(self, study: Study) -> None:
         """Raise `RefusedError` (or `SettingsError`) unless the site could agree to a study with these settings."""
         policy = self._file.policy
         if study.study.roster.get(self._me.name) != self._me.fingerprint:
-            raise RefusedError("this site's certificate is not in the roster")
+            raise RefusedError("this site's key is not in the roster")
         if not study.study.initial:
             raise RefusedError("the study does not say which model it starts from")
         if study.protection.kind not in policy.protections:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from node.training.executor import Executor
-from node.training.jobs import Job
-from secure_fl.errors import NotReadyError, SecureFLError
+from secure_fl.errors import CodeChangedError, NotReadyError, SecureFLError
 from secure_fl.rpc import federation_pb2 as pb
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0
+APPROVAL_PAUSE = 10.0  # the longest, while somebody only has to approve: that costs nothing to look at
 
 log = logging.getLogger(__name__)
 
@@ -19,25 +18,34 @@ log = logging.getLogger(__name__)
 class Repairs:
     """Tries what did not work, now and then, until it does."""
 
-    def __init__(self, executor: Executor, say: Callable[[pb.NodeMessage], None]) -> None:
-        self._executor = executor
+    def __init__(self, say: Callable[[pb.NodeMessage], None]) -> None:
         self._say = say
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._words: dict[str, str] = {}
 
-    def needed(self, study_id: str, job: Job) -> None:
-        """A study's rehearsal `job` failed: this site steps back from the study until it succeeds."""
+    def needed(self, study_id: str, try_again: Callable[[], Awaitable[object]], error: Exception) -> None:
+        """What comes before a round failed with `error`: this site steps back until `try_again` does not raise."""
         if (earlier := self._tasks.get(study_id)) is not None and not earlier.done():
             return
-        answer = pb.StudyAnswer(accepted=False, refusal=NotReadyError.code)
-        self._say(pb.NodeMessage(study_id=study_id, study_answer=answer))
-        self._tasks[study_id] = asyncio.create_task(self._until_it_works(study_id, job))
+        self._tell(study_id, error)
+        self._tasks[study_id] = asyncio.create_task(self._until_it_works(study_id, try_again, error))
 
-    def under_way(self, study_id: str) -> bool:
-        """Whether a study waits for a repair here."""
-        return study_id in self._tasks and not self._tasks[study_id].done()
+    def under_way(self, study_id: str) -> str:
+        """For which kind of repair a study waits here; empty for none."""
+        waits = study_id in self._tasks and not self._tasks[study_id].done()
+        return self._words.get(study_id, "") if waits else ""
+
+    def _tell(self, study_id: str, error: Exception) -> None:
+        """Say why once, and again if the reason is another one by now."""
+        word = _word(error)
+        if self._words.get(study_id) != word:
+            self._words[study_id] = word
+            answer = pb.StudyAnswer(accepted=False, refusal=word)
+            self._say(pb.NodeMessage(study_id=study_id, study_answer=answer))
 
     def forget(self, study_id: str) -> None:
         """The study is over."""
+        self._words.pop(study_id, None)
         if (task := self._tasks.pop(study_id, None)) is not None:
             task.cancel()
 
@@ -48,19 +56,32 @@ class Repairs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _until_it_works(self, study_id: str, job: Job) -> None:
+    async def _until_it_works(
+        self, study_id: str, try_again: Callable[[], Awaitable[object]], error: Exception
+    ) -> None:
         pause = FIRST_PAUSE
         while True:
+            longest = APPROVAL_PAUSE if isinstance(error, CodeChangedError) else LONGEST_PAUSE
             log.warning("study %s waits for a repair at this site; next try in %.0f s", study_id[:12], pause)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(min(pause, longest))
+            pause = min(2 * pause, longest)
             try:
-                await self._executor.rehearse(job)
-            except SecureFLError as error:
+                await try_again()
+            except SecureFLError as again:
+                error = again
                 log.warning("%s%s", error.message, f" → {error.hint}" if error.hint else "")
-            except Exception:
+                self._tell(study_id, error)
+            except Exception as again:
+                error = again
                 log.exception("a rehearsal failed")
+                self._tell(study_id, error)
             else:
                 log.info("study %s: this site can take part again", study_id[:12])
+                self._words.pop(study_id, None)
                 self._say(pb.NodeMessage(study_id=study_id, study_answer=pb.StudyAnswer(accepted=True)))
                 return
+
+
+def _word(error: Exception) -> str:
+    """Whether code was approved depends on no record. All else that can fail is one word."""
+    return CodeChangedError.code if isinstance(error, CodeChangedError) else NotReadyError.code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ from node.attempt import Participation
 from node.comparisons import ComparisonBook
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
+from node.limits import keep_limit
 from node.own_ledger import own_entries, took_part
 from node.past import PastSums
 from node.policy import Policy
@@ -24,10 +25,9 @@ from node.session import Session
 from node.site_services import SiteServices
 from node.store import NodeStore, StudyStore
 from node.training.executor import Executor
-from node.training.jobs import Job
 from node.training.seeds import DataSecrets, data_secrets, secret_seed, simulated_secrets, simulated_seed
 from node.witnessing import Witnessing
-from secure_fl.errors import CertificateError, NotReadyError, SecureFLError, StorageError
+from secure_fl.errors import CertificateError, SecureFLError, StorageError
 from secure_fl.files import write_atomically
 from secure_fl.identity.certificates import utc_now
 from secure_fl.identity.member import Member
@@ -94,7 +94,7 @@ class Node:
         self._stopping = False
         self._said: asyncio.Queue[pb.CoordinatorMessage] = asyncio.Queue(SESSION_QUEUE)
         self._session = Session(connector, handler=self._said.put)
-        self._repairs = Repairs(executor, self._session.say)
+        self._repairs = Repairs(self._session.say)
         self._ending: dict[str, asyncio.Task[None]] = {}  # by study: what is left of attempts that are over
         ledger = Ledger(
             self._store.ledger,
@@ -137,6 +137,7 @@ class Node:
         Raises `StorageError` at the start, and `IdentityError` when the coordinator is not the one to talk to.
         """
         await in_thread(self._store.sweep)
+        await in_thread(keep_limit, self._file, self._store)
         work = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch_approvals())]
         try:
             await self._session.run()
@@ -221,7 +222,7 @@ class Node:
             self._studies.setdefault(study_id, joined)
             # Unless something has to be repaired here first: it has been said, and perhaps lost with the link.
             waits = self._repairs.under_way(study_id)
-            answer = pb.StudyAnswer(accepted=not waits, refusal=NotReadyError.code if waits else "")
+            answer = pb.StudyAnswer(accepted=not waits, refusal=waits)
             self._cramped.discard(study_id)
         self._session.say(pb.NodeMessage(study_id=study_id, study_answer=answer))
 
@@ -327,10 +328,10 @@ class Node:
 
         self._ending[study_id] = asyncio.create_task(end())
 
-    def _step_back(self, study_id: str, rehearsal: Job) -> None:
+    def _step_back(self, study_id: str, try_again: Callable[[], Awaitable[object]], error: Exception) -> None:
         # A simulation has nobody who could repair anything while it runs: there it sits out, and the study may fail.
         if self._file.simulation is None:
-            self._repairs.needed(study_id, rehearsal)
+            self._repairs.needed(study_id, try_again, error)
 
     def _training_seed(self, resolved: ResolvedStudy, number: int) -> int:
         if self._file.simulation is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from node.agreements import Agreements
@@ -12,7 +12,6 @@ from node.events import NodeListener, ignore
 from node.policy import Policy
 from node.session import Session
 from node.training.executor import Executor
-from node.training.jobs import Job
 from node.training.seeds import DataSecrets
 from secure_fl.identity.member import Member
 from secure_fl.privacy.accountant import Accountant
@@ -39,5 +38,6 @@ class SiteServices:
     training_seed: Callable[[ResolvedStudy, int], int]  # of a round
     data_secrets: Callable[[ResolvedStudy, int, int], DataSecrets]  # of a round and attempt
     agreements: Agreements  # to studies, and the code they run
-    unready: Callable[[str, Job], None]  # a study whose rehearsal failed
+    # A study for which this site is not ready: what to try again, and what it failed with.
+    unready: Callable[[str, Callable[[], Awaitable[object]], Exception], None]
     listener: NodeListener = ignore

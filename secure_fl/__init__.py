@@ -6,6 +6,7 @@ imports neither torch nor anything else of weight.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from secure_fl.study.settings import Study
 
 __version__ = "0.1.0"
+
+# gRPC's core writes lines of its own to standard error. What went wrong reaches our errors and logs, in our words.
+# It reads this when it is loaded, so it stands before anything that imports it. Whoever sets it sees gRPC's lines.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __all__ = ["Operator", "Run", "Study", "__version__", "load_model", "simulate", "simulate_async"]
 

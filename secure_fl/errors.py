@@ -336,6 +336,13 @@ class RefusedError(RoundError):
     advice = "the site operator decides; see [policy] in the node file"
 
 
+class NotApprovedError(RefusedError):
+    """Nobody at the site has agreed to this study yet."""
+
+    code = "NotApproved"
+    advice = "read `secure-fl study show`, then approve its hash"
+
+
 class CodeChangedError(RefusedError):
     """The task's code at the site is another than when the study was approved there."""
 

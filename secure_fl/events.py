@@ -67,6 +67,18 @@ class RoundStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnBegun:
+    """Where circles do not wait for each other: one is in a turn of its own now, for the first time or again."""
+
+    name: ClassVar[str] = "turn-begun"
+    study_id: str
+    turn: int  # among the circle's own
+    attempt: int
+    version: int  # that it trains from
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResumed:
     """A restarted coordinator goes on with an attempt."""
 
@@ -220,6 +232,7 @@ Event: TypeAlias = (
     | CallRefused
     | Waiting
     | RoundStarted
+    | TurnBegun
     | RoundResumed
     | Answered
     | PrivacyPlanned
@@ -252,6 +265,8 @@ def from_json(line: str | bytes) -> Event:
     kind = _KINDS[fields.pop("event")]
     if kind is RoundCommitted:
         fields["record"] = round_from_json(fields["record"])
+    if kind is TurnBegun:
+        fields["sites"] = tuple(fields["sites"])
     if kind is RoundStarted:
         fields["kind"] = RoundKind(fields["kind"])
     return kind(**fields)

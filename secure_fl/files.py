@@ -104,6 +104,21 @@ def only_process(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process holds a folder with `only_process` now. Raises `OSError` where that cannot be known."""
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)  # and with it a lock that was free
+    return False
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Write a private key: mode 0600 from its first byte on."""
     write_atomically(path, content, mode=0o600)

@@ -32,6 +32,5 @@ DIMENSIONS: Final = 8
 METRICS: Final = 32  # of one task
 METRIC_SUMS: Final = 4096  # of one metric, and of all metrics of a study together
 METRIC_SUM_BITS: Final = 45  # of one sum at one site
-EARLIER_MODELS: Final = 1024  # that a node which was away may have to go through
 
 SESSION_QUEUE: Final = 64  # announcements waiting for one slow node before its session is dropped

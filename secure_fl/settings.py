@@ -96,8 +96,12 @@ def _tuples(value: Any, depth: int = 0) -> Any:
 
 def _explain(model: type[BaseModel], error: ValidationError, where: str) -> SettingsError:
     """The first problem of a validation, as one line that names the key."""
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
+    problems = error.errors()
+    # Of a value that may be a word or something else, what is said of words is for words.
+    first = next((each for each in problems if each["type"] != "literal_error" or isinstance(each["input"], str)), None)
+    first = first or problems[0]
+    # Such a value is reported with the kind that was tried, which is no part of the key.
+    location = [part for part in map(str, first["loc"]) if "[" not in part]
     key = ".".join([where, *location] if where else location)
     if first["type"] == "extra_forbidden":
         known = tuple(_fields_at(model, location[:-1]))
@@ -105,9 +109,42 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> Sett
         return UnknownNameError("key", key, nearest=close, known=known)
     if first["type"] == "missing":
         return SettingsError(f"{key}: this key is required")
-    message = first["msg"].removeprefix("Value error, ")
     given = "" if isinstance(first["input"], Mapping) else f" (got {_short(first['input'])})"
-    return SettingsError(f"{key}: {message}{given}" if key else message)
+    kind, limits = first["type"], first.get("ctx", {})
+    if kind == "literal_error":
+        return _not_among(key, first["input"], str(limits["expected"]))
+    message = _PLAIN[kind].format(**limits) if kind in _PLAIN else first["msg"].removeprefix("Value error, ")
+    return SettingsError(f"{key}: {message}{given}" if key else message, advice=_NUMBERS.get(kind))
+
+
+# What pydantic says, in the words of somebody who writes a file.
+_PLAIN = {
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be {ge:g} or more",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be {le:g} or less",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "dict_type": "must be a table",
+    "model_type": "must be a section, with keys of its own",
+    "tuple_type": "must be a list",
+    "string_pattern_mismatch": "does not have the form {pattern}",
+    "string_too_long": "may have {max_length} characters at most",
+    "too_short": "must have {min_length} entries or more",
+}
+_NUMBERS = dict.fromkeys(("int_type", "float_type"), "numbers stand without quotes: 3, 0.05, 1e-5")
+
+
+def _not_among(key: str, given: object, expected: str) -> SettingsError:
+    """A word that is none of those allowed, with the nearest that is."""
+    allowed = tuple(re.findall(r"'([^']*)'", expected))
+    close = nearest(given, allowed) if isinstance(given, str) else None
+    suggestion = f"; did you mean {close!r}?" if close else ""
+    return SettingsError(f"{key}: {_short(given)} is not possible{suggestion}", advice=f"one of: {', '.join(allowed)}")
 
 
 def _short(value: object) -> str:

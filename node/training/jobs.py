@@ -38,6 +38,7 @@ class Job:
     state_to: str
     model_to: str
     traces_to: str = ""
+    version: int | None = None  # of the model that was received, where that is not round − 1
     asked: tuple[str, ...] = ()  # the blocks that everybody in the circle sends; none: all of them
     budget: int | None = None  # parameters that may leave in a round
     privacy: dict[str, Any] | None = None  # the mechanism that training runs under

@@ -32,6 +32,7 @@ def make_job(
     epochs: int = 0,
     asked: tuple[str, ...] = (),
     task: TaskFile | None = None,
+    version: int | None = None,
 ) -> Job:
     """The job of a round and attempt (`key`); without `received` the model that is trained is not here yet.
 
@@ -60,6 +61,7 @@ def make_job(
         state_to=str(store.path("state", number)),
         model_to=str(store.model),
         traces_to=str(store.traces),
+        version=version,
         asked=asked,
         budget=file.policy.upload_parameters,
         privacy=None if mechanism is None else asdict(mechanism),

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from node.config import DatasetSection
+from node.training.failing import task_fails
 from node.training.finite import settled, settled_fit
 from node.training.jobs import FEATURES, Job, Result, layout_from_json
 from node.training.rehearsal import rehearse
@@ -22,7 +23,7 @@ from secure_fl import tasks
 from secure_fl.blocks import Blocks, Layout, Vector
 from secure_fl.checkpoints import load_arrays, save_arrays
 from secure_fl.encoding.metrics import SiteMetrics
-from secure_fl.errors import DataError, LayoutMismatchError, RefusedError, SecureFLError, TrainingError
+from secure_fl.errors import LayoutMismatchError, RefusedError, SecureFLError, TrainingError
 from secure_fl.files import write_atomically
 from secure_fl.privacy.fingerprint import fingerprint
 from secure_fl.privacy.mechanism import Mechanism
@@ -31,7 +32,7 @@ from secure_fl.rounds import RoundKind
 from secure_fl.strategies.base import SHIPPED_TENSOR, Strategy
 from secure_fl.strategies.site import Site
 from secure_fl.study.settings import Study
-from secure_fl.tasks.base import LocalData, Share, Source, Task
+from secure_fl.tasks.base import LocalData, Share, Source, Split, Task
 from secure_fl.tasks.code_digest import task_code
 from secure_fl.tasks.files import TaskFile, register
 from secure_fl.tasks.model_blocks import InitialBlocks, layout_of, seeded
@@ -63,6 +64,12 @@ class Trainer:
     def __init__(self) -> None:
         self._loaded: dict[_Key, _Loaded] = {}
         self._rehearsed: dict[_Key, Result] = {}
+
+    def short(self, rows: int) -> Trainer:
+        """One that trains on the first `rows` that this one has loaded, and tests on all: to see how long it takes."""
+        other = Trainer()
+        other._loaded = {key: replace(loaded, data=_first(loaded.data, rows)) for key, loaded in self._loaded.items()}
+        return other
 
     def execute(self, job: Job) -> Result:
         """Do a job. Raises typed errors; nothing of a failed job is left in the job's output files."""
@@ -154,10 +161,7 @@ def try_out(
     except SecureFLError:
         raise
     except Exception as error:
-        raise DataError(
-            f"the task {study.task.name!r} fails on these data ({type(error).__name__}: {error})",
-            advice="compare the shapes and types of the data with what the task expects (docs/tasks.md)",
-        ) from error
+        raise task_fails(study, error) from error
 
 
 def _load(study: Study, dataset: DatasetSection, folder: Path, split_key: bytes) -> _Loaded:
@@ -168,6 +172,14 @@ def _load(study: Study, dataset: DatasetSection, folder: Path, split_key: bytes)
     with seeded(study.study.seed):
         layout = layout_of(task, task.model())
     return _Loaded(study, strategy, task, task.load(_source(dataset, folder, split_key)), layout, code)
+
+
+def _first(data: LocalData, rows: int) -> LocalData:
+    train = data.train
+    groups = None if train.groups is None else train.groups[:rows]
+    return LocalData(
+        train=Split(inputs=train.inputs[:rows], targets=train.targets[:rows], groups=groups), test=data.test
+    )
 
 
 @cache
@@ -235,7 +247,8 @@ def _site(job: Job, loaded: _Loaded) -> Site:
         device=job.device,
         budget=job.budget,
         asked=job.asked or None,
-        round=job.round,
+        # Where circles take turns, other circles' turns are rounds of the model, too.
+        round=job.round if job.version is None else job.version + 1,
         privacy=None if job.privacy is None or job.kind is not RoundKind.TRAIN else Mechanism(**job.privacy),
         privacy_seed=bytes.fromhex(job.privacy_seed) or None,
         reserved_steps=job.reserved_steps,

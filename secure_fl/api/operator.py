@@ -19,6 +19,7 @@ from secure_fl.api.measured import with_own_metrics
 from secure_fl.errors import (
     LateMessageError,
     MalformedMessageError,
+    SettingsError,
     TaskUnavailableError,
     UnknownNameError,
     UnknownStudyError,
@@ -73,6 +74,11 @@ class Operator:
         `start` is the model that the study goes on from, where it says so (`secure-fl study new --from`).
         """
         found = study if isinstance(study, Study) else Study.read(study)
+        if not found.study.roster:
+            raise SettingsError(
+                f"study {found.study.name!r}: [study.roster] is empty, so no site could take part",
+                advice="list the sites as `secure-fl pki roster` prints them; `study new --roster FILE` copies them",
+            )
         completed = found.completed()
         completed.check()
         first = None if start is None else _start(completed, Path(start))
@@ -157,7 +163,7 @@ def write_report(operator: Operator, study: str, path: Path) -> pb.StudyStatus:
     settings = Study.from_canonical(record.settings.encode()) if record.settings else None
     if record.study_id != wanted or (settings and settings.id != wanted):
         raise MalformedMessageError("the coordinator sent another study's record")
-    record = with_own_metrics(record, settings)
+    record = with_own_metrics(record)
     seconds = sum(entry.seconds for entry in record.rounds)
     summary = summarise(record, engine=DEPLOYED, seconds=seconds, report=str(path))
     page = render(record, summary, settings, steps=_steps(record), written=datetime.now(UTC))
@@ -221,9 +227,7 @@ def _record(status: pb.StudyStatus) -> StudyRecord | None:
 
 def _with_values(record: StudyRecord | None) -> StudyRecord | None:
     """With metrics that only the task's code can compute, where it is installed here."""
-    if record is None or not record.settings:
-        return record
-    return with_own_metrics(record, Study.from_canonical(record.settings.encode()))
+    return None if record is None else with_own_metrics(record)
 
 
 def _unbegun(status: pb.StudyStatus) -> StudyRecord:

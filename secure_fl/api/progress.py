@@ -17,14 +17,14 @@ _BAR = 30
 
 
 @contextmanager
-def shown(*, rounds: int, progress: bool) -> Iterator[Listener]:
+def shown(*, rounds: int, buffered: bool, progress: bool) -> Iterator[Listener]:
     """A listener that shows events while the context lasts."""
     if not progress:
         yield lambda _: None
     elif (display := _notebook_display()) is not None:
         yield NotebookProgress(rounds=rounds, display=display).listen
     else:
-        with RunProgress(rounds=rounds, quiet=False) as bar:
+        with RunProgress(rounds=rounds, quiet=False, buffered=buffered) as bar:
             yield bar.listen
 
 

@@ -157,7 +157,9 @@ class _Plan:
                     per_site=self.study.metrics.share == "per-node",
                 )
             ).listen,
-            stack.enter_context(shown(rounds=self.study.versions, progress=self.progress)),
+            stack.enter_context(
+                shown(rounds=self.study.versions, buffered=self.study.rounds.is_buffered, progress=self.progress)
+            ),
             *([self.listener] if self.listener is not None else []),
         ]
 
@@ -188,7 +190,7 @@ def _plan(
     track: str | Sequence[str],
     listener: Listener | None,
 ) -> _Plan:
-    chosen = _study(study, settings or {}, words)
+    chosen = _study(study, settings or {}, words).completed()
     targets = (track,) if isinstance(track, str) else tuple(track)
     tracking.check(targets)
     if engine != "threads":

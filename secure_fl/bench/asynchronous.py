@@ -26,10 +26,10 @@ REFERENCE = "sync"
 TARGET = 0.95  # of the reference's best accuracy
 
 _CACHE, _DELTA = MergeSettings(kind="cache"), MergeSettings(kind="delta")
-_NEVER = 1_000_000  # a staleness that no turn reaches
+_PAPER = MergeSettings(kind="cache", discount="paper")
 _MORE = {"epochs": 4}  # Strategies have 2 by themselves.
 
-# By name: who is opened together, then how it is merged. Where it ends in "keep", no turn is too old to be merged.
+# By name: who is opened together, then how it is merged.
 _LISTED = (
     # All circles, opened together in every round.
     Method(name=REFERENCE, drawn=1.0),
@@ -43,10 +43,17 @@ _LISTED = (
     Method(name="random-delta", merge=_DELTA),
     Method(name="speed-cache", circles="speed", merge=_CACHE),
     Method(name="speed-delta", circles="speed", merge=_DELTA),
-    Method(name="speed-cache-keep", circles="speed", merge=_CACHE, staleness=_NEVER),
-    Method(name="speed-paper-keep", circles="speed", merge=MergeSettings(discount="paper"), staleness=_NEVER),
+    Method(name="speed-strict", circles="speed", merge=_CACHE, staleness=32),
+    Method(name="speed-paper", circles="speed", merge=MergeSettings(discount="paper")),
     Method(name="aifed", strategy="aifed", settings={"gating": "none"}, circles="speed", merge=_CACHE),
     Method(name="aifed-public", strategy="aifed", settings={"gating": "public"}, circles="speed", merge=_CACHE),
+    # Each site by itself, as these are published: an update is seen alone, or sites change from sum to sum.
+    Method(name="fedasync-sites", strategy="fedasync", circles="sites", merge=_CACHE),
+    Method(name="fedbuff-sites", strategy="fedbuff", circles="sites", merge=_DELTA, buffer=10),
+    *(
+        Method(name=f"aifed-sites-{gate}", strategy="aifed", settings={"gating": gate}, circles="sites", merge=_PAPER)
+        for gate in ("none", "rank", "site")
+    ),
     Method(name="sync-epochs", settings=_MORE, drawn=1.0),
     Method(name="speed-epochs", settings=_MORE, circles="speed", merge=_CACHE),
     Method(

@@ -56,7 +56,7 @@ class Method:
     # The part of the circles that begin together and are waited for, drawn anew each time. None: whoever is free.
     drawn: float | None = None
     buffer: int = 1  # turns that make a flush, where nobody is waited for
-    staleness: int = 32  # with ten circles that drops slow ones: what `rounds.staleness` is about
+    staleness: int = 256  # as `rounds.staleness`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class Course:
     def __init__(self, federation: Federation, method: Method, profiles: Sequence[Profile], *, size: int) -> None:
         self._federation, self._method, self._profiles = federation, method, profiles
         self._strategy: Strategy = strategies.create(method.strategy, method.settings)
-        if self._strategy.partial:
+        if self._strategy.partial and method.circles != "sites":
             raise SettingsError(f"{method.name}: sites that each decide what they send are in no circle's sum")
         self.circles = circles_of(method, federation, profiles, size=size)
         self._wave = None if method.drawn is None else max(1, round(method.drawn * len(self.circles)))
@@ -260,17 +260,15 @@ class Course:
         members, base = self.circles[turn.circle], self._versions[turn.base]
         asked = self._gate(turn.circle)
         sums: dict[str, BlockSum] = {}
-        sent = self._bytes(asked)
-        slowest, received = 0.0, 0
+        slowest, uploaded, received = 0.0, 0, 0
         for site in members:
-            _add(sums, *self._update(site, base, asked))
-            # A site checks every step of the model, so that it fetches all versions since its last one.
-            fetched = 4 * self._layout.size * (turn.base - self._has[site])
-            self._has[site] = turn.base
+            blocks, weight = self._update(site, base, asked)
+            _add(sums, blocks, weight)
+            sent, fetched = self._bytes(blocks), self._fetched(site, turn.base)
             training = self._federation.training_seconds(site, self._strategy.settings.epochs)
             seconds = self._profiles[site].seconds(training=training, received=fetched, sent=sent)
-            slowest, received = max(slowest, seconds), received + fetched
-        opened = _Opened(turn=turn, sums=sums, bytes_up=sent * len(members), bytes_down=received)
+            slowest, uploaded, received = max(slowest, seconds), uploaded + sent, received + fetched
+        opened = _Opened(turn=turn, sums=sums, bytes_up=uploaded, bytes_down=received)
         self._clock.after(slowest, opened)
 
     def _gate(self, circle: int) -> tuple[str, ...]:
@@ -279,6 +277,11 @@ class Course:
         asked = self._strategy.asked(names, sizes, own_part(self._state), self._asked[circle])
         self._asked[circle] += 1
         return names if asked is None else self._layout.select(asked).names
+
+    def _fetched(self, site: int, version: int) -> int:
+        """Bytes: the version, unless the site has it; before that the first one, if the site has none yet."""
+        has, self._has[site] = self._has[site], version
+        return 4 * self._layout.size * ((version != has) + (has < 0 < version))
 
     def _bytes(self, blocks: Iterable[str]) -> int:
         """What a member uploads under `masked`: packed words, and one for the weight."""

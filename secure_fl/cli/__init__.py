@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import secure_fl
-from secure_fl.cli import audit, bench, deployed, doctor, pki, processes, run, study, task
+from secure_fl.cli import audit, bench, deployed, doctor, joining, pki, processes, run, sample, study, task
 from secure_fl.errors import SecureFLError, StorageError
 
 app = typer.Typer(
@@ -27,11 +27,13 @@ for command in (deployed.submit, deployed.status, deployed.stop, deployed.export
 app.add_typer(study.app)
 app.add_typer(processes.coordinator)
 app.add_typer(processes.node)
+app.add_typer(joining.operator)
 app.add_typer(pki.app)
 app.add_typer(task.app)
 app.add_typer(audit.app)
 app.add_typer(bench.app)
 app.command("doctor")(doctor.doctor)
+app.command("sample")(sample.sample)
 
 _UNEXPECTED = 70
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,25 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from secure_fl.errors import CertificateError, LedgerError, SecureFLError, SettingsError, by_code
+from secure_fl.errors import (
+    CertificateError,
+    ForeignLedgerError,
+    LedgerError,
+    MissingLedgerError,
+    RewrittenLedgerError,
+    SchemaError,
+    SecureFLError,
+    SettingsError,
+    WitnessError,
+    by_code,
+)
 from secure_fl.files import write_atomically
 
 if TYPE_CHECKING:
     from secure_fl.privacy.audit import Audit, DatasetAudit, Use
     from secure_fl.privacy.audit_faults import StudyTerms
     from secure_fl.privacy.events import NoisySteps
+    from secure_fl.privacy.witness import WitnessNote
     from secure_fl.study.settings import Study
 
 app = typer.Typer(
@@ -104,6 +116,42 @@ def report(
 
 
 def _examine(ledger: Path, *, ca: Path, site: str | None, witness: list[Path] | tuple[()], study: Any) -> Audit:
+    """Everything the files say. What is raised has advice for whoever audits, not for whoever runs the site."""
+    try:
+        return _examined(ledger, ca=ca, site=site, witness=witness, study=study)
+    except SecureFLError as error:
+        raise for_auditors(error) from None
+
+
+# Of several classes the first that fits: subclasses before their base.
+_ADVICE: tuple[tuple[type[SecureFLError], str], ...] = (
+    (MissingLedgerError, "correct the path, or ask the site for the ledger.jsonl of its state folder"),
+    (
+        ForeignLedgerError,
+        "compare --site with whose ledger it is, and --ca with the consortium's own ca.pem; then ask the site for its "
+        "own ledger",
+    ),
+    (SchemaError, "audit with the version of secure-fl that the site runs, or a newer one"),
+    (
+        RewrittenLedgerError,
+        "ask the site for its ledger as it is now, and then for an explanation; the witness's file is the evidence",
+    ),
+    (
+        LedgerError,
+        "keep this file as it is: it is the evidence. Ask the site for its ledger again and for an explanation "
+        "(docs/audit.md)",
+    ),
+    (WitnessError, "ask the other site for its witness.jsonl again, and keep this file: it may have been changed"),
+)
+
+
+def for_auditors(error: SecureFLError) -> SecureFLError:
+    """The same error with what an auditor can do about it."""
+    error.hint = next((advice for kind, advice in _ADVICE if isinstance(error, kind)), error.hint)
+    return error
+
+
+def _examined(ledger: Path, *, ca: Path, site: str | None, witness: list[Path] | tuple[()], study: Any) -> Audit:
     from secure_fl.privacy.audit import examine
     from secure_fl.privacy.ledger import read_site_ledger
     from secure_fl.privacy.witness import read_witness
@@ -115,9 +163,23 @@ def _examine(ledger: Path, *, ca: Path, site: str | None, witness: list[Path] | 
             f"{ca}: cannot be read ({error.strerror})", advice="give the consortium's ca.pem with --ca"
         ) from None
     # Witnesses first: a node that is running goes on writing, and a note of a line written since is no sign of a cut.
-    notes = [note for path in witness for note in read_witness(path, authority=authority)]
+    seen = {path: read_witness(path, authority=authority) for path in witness}
     entries = read_site_ledger(ledger, authority=authority, site=site)
-    return examine(entries, notes=notes, studies=[_terms(path) for path in study])
+    notes = [note for told in seen.values() for note in told]
+    found = examine(entries, notes=notes, studies=[_terms(path) for path in study])
+    return replace(found, notes=(*found.notes, *_silent(seen, found.site)))
+
+
+def _silent(seen: Mapping[Path, Sequence[WitnessNote]], site: str) -> Iterator[str]:
+    """Witness files that show nothing: whoever gave them should not believe that they did."""
+    for path, notes in seen.items():
+        if not notes:
+            yield f"{path} is empty: it shows nothing about {site}"
+        elif all(note.head.site != site for note in notes):
+            yield (
+                f"{path} has no note about {site}, and shows nothing about it: it is {site}'s own file (a site does "
+                "not witness itself), or of a site that took part in nothing with it"
+            )
 
 
 def _terms(path: Path) -> StudyTerms:
@@ -151,7 +213,8 @@ def _require(found: Audit, ledger: Path) -> None:
         return
     first = found.faults[0]
     kind = by_code(first.error)
-    raise (kind if issubclass(kind, LedgerError) else LedgerError)(f"{ledger}: entry {first.entry} {first.what}")
+    error = (kind if issubclass(kind, LedgerError) else LedgerError)(f"{ledger}: entry {first.entry} {first.what}")
+    raise for_auditors(error)
 
 
 # --- in words ---------------------------------------------------------------------------------------------

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
-from secure_fl.api.measured import reached
 from secure_fl.api.operator import Operator, find, plain, write_report
+from secure_fl.cli import status_text
 from secure_fl.operations.operator import Operator as Connection
 from secure_fl.rpc import operations_pb2 as pb
+from secure_fl.study.doubts import doubts
+from secure_fl.study.settings import Study
 
 T = TypeVar("T")
 
@@ -38,8 +37,10 @@ def submit(
 
     Example: secure-fl study submit heart.toml --as operator.toml
     """
-    lead = Operator(operator)
-    status = lead.submit(path, start=start)
+    study, lead = Study.read(path), Operator(operator)
+    for doubt in doubts(study.completed()) if study.study.roster else ():
+        typer.echo(f"warning: {doubt}", err=True)
+    status = lead.submit(study, start=start)
     if as_json:
         typer.echo(json.dumps(status))
         return
@@ -54,29 +55,19 @@ def status(
     operator: AsOperator = _DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far studies are and which sites take part."""
+    """Show how far studies are, whom they wait for and why, and how well their models do."""
 
     async def fetch(lead: Connection) -> tuple[pb.StudyStatus, ...]:
         return await lead.status(await find(lead, study_id) if study_id else "")
 
     studies = _call(operator, fetch)
     if as_json:
-        typer.echo(json.dumps([plain(study) for study in studies]))
+        typer.echo(json.dumps([plain(study) | status_text.words(study) for study in studies]))
         return
     if not studies:
         typer.echo("this coordinator has no study yet; `secure-fl study submit` hands one in")
     for study in studies:
-        reason = f" ({study.reason})" if study.reason else ""
-        typer.echo(f"{study.name} {study.study_id}")
-        owner = f", submitted by {study.owner}" if study.owner else ""
-        typer.echo(f"  {study.state}{reason}, {study.rounds_done} of {study.rounds_planned} rounds{owner}")
-        for sentence in reached(study.record):
-            typer.echo(f"  measured last: {sentence}")
-        table = Table("site", "connected", "takes part", "refusal", box=SIMPLE_HEAD, pad_edge=False)
-        for site in study.sites:
-            refusal = "" if site.accepted else site.refusal  # What a site refused first it may have accepted since.
-            table.add_row(site.name, _yes(site.connected), _yes(site.accepted), refusal or "–")
-        Console().print(table)
+        status_text.tell(study)
     if study_id:
         typer.echo(f"all rounds on one page: secure-fl study report {study_id}")
 
@@ -121,7 +112,3 @@ def report(
 
 def _call(path: Path, action: Callable[[Connection], Awaitable[T]]) -> T:
     return Operator(path).call(action)
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

@@ -1,8 +1,9 @@
-"""`secure-fl pki`: the consortium's authority, and the requests that sites send to it."""
+"""`secure-fl pki`: the consortium's authority, which signs requests and hands out invitations and replies."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,28 +12,27 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from secure_fl.errors import CertificateError
+from secure_fl.errors import UsageError
 from secure_fl.files import write_atomically
 from secure_fl.identity.authority import REASONS, Authority, Entry
-from secure_fl.identity.certificates import Certificate, Role, Subject, utc_now
-from secure_fl.identity.credential import credential_paths, make_request, read_file, refuse_existing, save_request
-from secure_fl.settings import require_known
+from secure_fl.identity.certificates import ROLES, Certificate, Subject, is_authority, load_single, utc_now
+from secure_fl.identity.credential import read_file
+from secure_fl.identity.invitation import authority_fingerprint, require_address
+from secure_fl.operations.joining import party_in, request_renewal
+from secure_fl.settings import read_toml, require_known
 
 app = typer.Typer(
     name="pki",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Certificates: run the consortium's authority, or request a certificate for a site.",
+    help="Certificates: run the consortium's authority, sign and revoke; renew one's own.",
 )
 
 Folder = Annotated[Path, typer.Argument(help="The authority's folder. It holds ca.key: keep it offline.")]
-RoleArgument = Annotated[Role, typer.Argument(help="What the certificate is for.")]
-NameArgument = Annotated[str, typer.Argument(help="Lower-case name, for example charite or coordinator-1.")]
 Hosts = Annotated[
     list[str] | None,
-    typer.Option("--host", help="Coordinator only: a DNS name or IP address nodes reach it under; repeatable."),
+    typer.Option("--host", help="Coordinator only: reached under other hosts from now on; repeatable."),
 ]
-Out = Annotated[Path, typer.Option("--out", help="Folder to write to; no file in it is overwritten.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
@@ -49,86 +49,103 @@ def init(
     """
     authority = Authority.create(folder, consortium=consortium, days=days)
     facts = {"ca": str(folder / "ca.pem"), "crl": str(authority.crl_path), "key": str(folder / "ca.key")}
+    facts["fingerprint"] = authority_fingerprint(authority.ca_pem)
     _report(
         facts,
         as_json,
-        f"authority of {consortium!r} created",
-        f"give {facts['ca']} and {facts['crl']} to every site; keep {facts['key']} to yourself",
+        f"authority of {consortium!r} created; keep {facts['key']} to yourself",
+        f"fingerprint, for the telephone: {facts['fingerprint']}",
+        "next, on the coordinator's machine: secure-fl coordinator new NAME --host HOST",
     )
 
 
 @app.command()
-def issue(
+def sign(
     *,
     folder: Folder,
-    role: RoleArgument,
-    name: NameArgument,
-    host: Hosts = None,
-    days: Annotated[int, typer.Option("--days", help="Lifetime of the certificate.")] = 365,
-    request: Annotated[
-        Path | None,
-        typer.Option("--request", help="A request made with `pki request`; else keys are made here."),
-    ] = None,
-    out: Out = Path(),
-    renew: Annotated[bool, typer.Option("--renew", help="Issue although a valid one exists.")] = False,
+    requests: Annotated[list[Path], typer.Argument(help="Requests as they came: ROLE-NAME.csr.pem; repeatable.")],
+    address: Annotated[
+        str, typer.Option("--address", help="With a coordinator's request: host:port at which sites reach it.")
+    ] = "",
+    days: Annotated[int, typer.Option("--days", help="Lifetime of the certificates.")] = 365,
+    out: Annotated[Path, typer.Option("--out", help="Folder for what is handed out.")] = Path("reply"),
+    renew: Annotated[bool, typer.Option("--renew", help="Also for names that have a valid certificate.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Issue a certificate, preferably for a site's own request.
+    """Sign requests of parties you know, and write what to hand out: replies, and an invitation or the roster.
 
-    Example: [bold]secure-fl pki issue authority node charite --request charite.csr.pem --out reply[/bold]
+    Look at the names first: each request has to be for the role and name that its file name says.
 
-    Example: [bold]secure-fl pki issue authority coordinator hub --host fl.example.org --out hub[/bold]
+    Example: [bold]secure-fl pki sign pki coordinator-hub.csr.pem --address fl.example.org:8443[/bold]
+
+    Example: [bold]secure-fl pki sign pki node-charite.csr.pem operator-lead.csr.pem[/bold]
     """
-    authority, hosts = Authority.open(folder), tuple(host or ())
-    paths = credential_paths(out, f"{role}-{name}")
-    if request is None:
-        refuse_existing(*paths)  # Before anything is issued, so that a full folder costs no certificate.
-        credential = authority.issue(role, name, hosts=hosts, days=days, renew=renew)
-        certificate, written = credential.certificate, list(credential.save(out))
-    else:
-        refuse_existing(paths[0])
-        certificate = authority.issue_from_request(
-            _read_request(request), role=role, name=name, hosts=hosts, days=days, renew=renew
-        )
-        write_atomically(paths[0], certificate.pem)
-        written = [paths[0]]
+    authority = Authority.open(folder)
+    agreed = [(*_agreed(path), read_file(path)) for path in requests]
+    if address and "coordinator" not in {role for role, _, _ in agreed}:
+        raise UsageError("--address goes with a coordinator's request")
+    for role, name, request in agreed:
+        subject = authority.check_request(request, role=role, name=name, renew=renew)
+        if role == "coordinator":
+            _address(subject, address)
+    signed = []
+    for role, name, request in agreed:
+        before = {one.fingerprint for one in authority.certificates(role) if one.name == name}
+        certificate = authority.issue_from_request(request, role=role, name=name, days=days, renew=renew)
+        reply = out / f"{certificate.subject.stem}.reply.toml"
+        write_atomically(reply, authority.reply(certificate).encode())
+        signed.append((certificate, reply, before))
+    written = _hand_out(authority, [certificate for certificate, _, _ in signed], address, out)
+    facts = [_describe(certificate) | {"reply": str(reply)} for certificate, reply, _ in signed]
+    lines = [line for one in signed for line in _told_signed(*one)]
     _report(
-        _describe(certificate) | {"files": [str(path) for path in written]},
-        as_json,
-        f"{role} {name!r} until {certificate.not_after:%Y-%m-%d}",
-        f"fingerprint {certificate.fingerprint}",
-        *(f"wrote {path}" for path in written),
+        {"signed": facts, "written": list(map(str, written))}, as_json, *lines, *(f"wrote {path}" for path in written)
     )
 
 
-@app.command("request")
-def request_certificate(
-    role: RoleArgument,
-    name: NameArgument,
-    out: Out,
+@app.command()
+def invite(
+    folder: Folder,
+    coordinator: Annotated[
+        str, typer.Option("--coordinator", help="host:port at which sites reach it; the host is in its certificate.")
+    ] = "",
+    name: Annotated[str, typer.Option("--name", help="Which coordinator, if there are several.")] = "",
+) -> None:
+    """Print an invitation for sites and study leads: the coordinator, how to know it, and who is revoked.
+
+    It holds no secret, and whoever has one still needs a certificate that you sign.
+
+    Example: [bold]secure-fl pki invite pki --coordinator fl.example.org:8443 > invitation.toml[/bold]
+    """
+    authority = Authority.open(folder)
+    typer.echo(_invitation(authority, authority.certificates("coordinator"), coordinator, name=name), nl=False)
+
+
+@app.command()
+def renew(
+    file: Annotated[Path, typer.Argument(help="The party's file: node.toml, coordinator.toml or operator.toml.")],
     host: Hosts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make keys and a certificate request at the site. The private keys never leave it.
+    """At a party: request a new certificate for the same keys. Studies know a party by its key and go on.
 
-    Example: [bold]secure-fl pki request node charite --out keys[/bold], then send keys/node-charite.csr.pem
-    to the consortium and put the node-charite.pem it returns next to the keys.
+    Example: [bold]secure-fl pki renew node.toml[/bold]
     """
-    stem = Subject(role=role, name=name, hosts=tuple(host or ())).stem
-    csr, tls_key, signing_key = make_request(role, name, hosts=host or ())
-    request, *keys = save_request(out, stem=stem, request=csr, tls_key=tls_key, signing_key=signing_key)
+    role = party_in(read_toml(file), path=file)
+    request = request_renewal(file, role=role, hosts=host or ())
     _report(
-        {"request": str(request), "keys": [str(path) for path in keys]},
+        {"request": str(request)},
         as_json,
-        f"send {request} to the consortium",
-        *(f"keep {path} here" for path in keys),
+        f"wrote {request}",
+        f"next, on the authority's machine: secure-fl pki sign pki {request.name} --renew",
+        f"then, here again: secure-fl {role} join {request.name.removesuffix('.csr.pem')}.reply.toml",
     )
 
 
 @app.command()
 def revoke(
     folder: Folder,
-    name_or_fingerprint: Annotated[str, typer.Argument(help="A name (all its certificates) or one fingerprint.")],
+    name_or_fingerprint: Annotated[str, typer.Argument(help="A name (all its certificates), or a key's fingerprint.")],
     reason: Annotated[
         str, typer.Option("--reason", help=f"One of: {', '.join(flag.value for flag in REASONS)}.")
     ] = "unspecified",
@@ -178,11 +195,17 @@ def list_issued(folder: Folder, as_json: AsJson = False) -> None:
 def fingerprint(
     certificate: Annotated[Path, typer.Argument(help="A certificate (.pem); it is public, its keys are not needed.")],
 ) -> None:
-    """Print a certificate's fingerprint, and nothing else.
+    """Print a party's fingerprint, and nothing else. It is its signing key's, and stays when a certificate is renewed.
+
+    Of ca.pem it is the authority's: what to compare by telephone.
 
     Example: [bold]secure-fl pki fingerprint coordinator-hub.pem[/bold]
     """
-    typer.echo(Certificate.from_pem(read_file(certificate)).fingerprint)
+    pem = read_file(certificate)
+    if is_authority(load_single(pem, what=str(certificate))):
+        typer.echo(authority_fingerprint(pem))
+    else:
+        typer.echo(Certificate.from_pem(pem).fingerprint)
 
 
 @app.command()
@@ -190,15 +213,11 @@ def roster(
     folder: Folder,
     sites: Annotated[list[str] | None, typer.Argument(help="Names of sites; without any, all valid ones.")] = None,
 ) -> None:
-    """Print the sites with their fingerprints, as a study wants them; of several certificates, the last to expire.
+    """Print the sites with the fingerprints of their keys, as a study wants them; of several keys, the last to expire.
 
     Example: [bold]secure-fl pki roster authority charite bonn ulm > roster.toml[/bold]
     """
-    nodes = [entry for entry in Authority.open(folder).listing() if entry.role == "node" and _state(entry) == "valid"]
-    valid = {entry.name: entry.fingerprint for entry in sorted(nodes, key=lambda entry: entry.not_after)}
-    for site in sites or ():
-        require_known("site", site, valid)
-    typer.echo(tomli_w.dumps({"study": {"roster": {site: valid[site] for site in sites or sorted(valid)}}}), nl=False)
+    typer.echo(_roster(Authority.open(folder), sites or ()), nl=False)
 
 
 def _state(entry: Entry) -> str:
@@ -216,11 +235,64 @@ def _describe(source: Certificate | Entry) -> dict[str, Any]:
     }
 
 
-def _read_request(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CertificateError(f"{path}: the request cannot be read ({error.strerror})") from error
+def _agreed(path: Path) -> tuple[str, str]:
+    """The role and name in a request's file name: what whoever signs it has read."""
+    role, separator, name = path.name.removesuffix(".csr.pem").partition("-")
+    if not separator or role not in ROLES or path.name == f"{role}-{name}":
+        raise UsageError(
+            f"{path.name!r} does not say for whom the request is", advice="a request is called ROLE-NAME.csr.pem"
+        )
+    return role, name
+
+
+def _told_signed(certificate: Certificate, reply: Path, before: set[str]) -> Iterator[str]:
+    yield f"{certificate.role} {certificate.name!r} until {certificate.not_after:%Y-%m-%d}: hand out {reply}"
+    if before and certificate.fingerprint not in before:
+        yield "  its keys are new: studies that are under way do not know them, and go on without this party"
+
+
+def _hand_out(authority: Authority, signed: Sequence[Certificate], address: str, out: Path) -> list[Path]:
+    """Write what others need to know of those who were signed for: the coordinator, the list of sites."""
+    written = []
+    if coordinators := [certificate for certificate in signed if certificate.role == "coordinator"]:
+        written.append(out / "invitation.toml")
+        write_atomically(written[-1], _invitation(authority, coordinators, address).encode())
+    if any(certificate.role == "node" for certificate in signed):
+        written.append(out / "roster.toml")
+        write_atomically(written[-1], _roster(authority).encode())
+    return written
+
+
+def _invitation(authority: Authority, known: Sequence[Certificate], address: str, *, name: str = "") -> str:
+    chosen = {one.name: one for one in known if name in ("", one.name)}  # the last to expire comes last
+    if len(chosen) != 1:
+        raise UsageError(
+            f"{len(chosen)} coordinators have a valid certificate" + (f" as {name!r}" if name else ""),
+            advice="`secure-fl pki list` shows them; --name chooses one",
+        )
+    (one,) = chosen.values()
+    return authority.invitation(coordinator=_address(one.subject, address), fingerprint=one.fingerprint)
+
+
+def _address(subject: Subject, address: str) -> str:
+    """Where sites reach a coordinator; a host that its certificate is not for would be refused by every site."""
+    first = subject.hosts[0]
+    address = address or f"{f'[{first}]' if ':' in first else first}:8443"
+    require_address(address)
+    host = address.rpartition(":")[0].strip("[]")
+    if host.lower() not in subject.hosts:
+        raise UsageError(
+            f"{host!r} is not a host of coordinator {subject.name!r}",
+            advice=f"its certificate is for {', '.join(subject.hosts)}",
+        )
+    return address
+
+
+def _roster(authority: Authority, sites: Sequence[str] = ()) -> str:
+    valid = {one.name: one.fingerprint for one in authority.certificates("node")}
+    for site in sites:
+        require_known("site", site, valid)
+    return tomli_w.dumps({"study": {"roster": {site: valid[site] for site in sites or sorted(valid)}}})
 
 
 def _report(facts: dict[str, Any], as_json: bool, *lines: str) -> None:

@@ -1,4 +1,4 @@
-"""`secure-fl coordinator serve` and `secure-fl node serve|approve|status`: the two processes, by name."""
+"""`secure-fl coordinator serve` and `secure-fl node serve|approve|status|try|mock`: the two processes, by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-coordinator = typer.Typer(name="coordinator", help="Run a coordinator.", no_args_is_help=True)
-node = typer.Typer(name="node", help="Run a site's node, and decide what it takes part in.", no_args_is_help=True)
+coordinator = typer.Typer(name="coordinator", help="Set up and run a coordinator.", no_args_is_help=True)
+node = typer.Typer(
+    name="node", help="Set up and run a site's node, and decide what it takes part in.", no_args_is_help=True
+)
 
 NodePath = Annotated[Path, typer.Argument(help="The node's file.")]
 
@@ -49,6 +51,49 @@ def approve(
 def status(path: NodePath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show approvals, studies, rounds and what left this site."""
     become("node.desk", "status", str(path), *(["--json"] if as_json else []))
+
+
+@node.command("try")
+def try_study(
+    path: NodePath,
+    study: Annotated[Path, typer.Argument(help="The study file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Rehearse a study here: check, load the data, train a few batches, show what would leave and what it costs.
+
+    Nothing is sent, charged or kept.
+
+    Example: secure-fl node try node.toml heart.toml
+    """
+    become("node.trial", str(path), str(study), *(["--json"] if as_json else []))
+
+
+@node.command("mock")
+def mock(
+    path: NodePath,
+    dataset: Annotated[str, typer.Argument(help="The id of a data set in the node's file.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the mock: .npz or .csv, as the data.")],
+    rows: Annotated[int, typer.Option(help="How many rows; the data's own number is not used.")] = 200,
+    task: Annotated[str, typer.Option(help="A task that should read it, and that knows how many classes.")] = "",
+    classes: Annotated[int, typer.Option(help="Whole numbers are 0 to one less; 0: what the task says, or 2.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the values.")] = 0,
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Of a .csv: the first line has names, or a record.")
+    ] = None,
+    ranges: Annotated[
+        bool, typer.Option("--ranges", help="REVEALING: use the smallest and largest values of the data.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Write it without asking.")] = False,
+) -> None:
+    """Make rows with the schema of a data set and invented values, for people who must not see the data.
+
+    It is shown, with what it reveals, before it is written.
+
+    Example: secure-fl node mock node.toml ward --out mock.npz --task breast-cancer
+    """
+    flags = {"--header": header is True, "--no-header": header is False, "--ranges": ranges, "--yes": yes}
+    values = ("--rows", str(rows), "--task", task, "--classes", str(classes), "--seed", str(seed))
+    become("node.mock", str(path), dataset, "--out", str(out), *values, *(flag for flag, on in flags.items() if on))
 
 
 def become(module: str, *arguments: str) -> None:

@@ -12,6 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from secure_fl import protect, strategies, tasks
+from secure_fl.cli.study import remarks
 from secure_fl.errors import BlocksClosedError
 from secure_fl.results.wording import sentences
 from secure_fl.settings import set_dotted
@@ -19,8 +21,8 @@ from secure_fl.simulation.progress import human
 from secure_fl.study.settings import Study
 
 NOTHING_COMBINED = (
-    "No combination was opened: every site has trained alone. Sites selected too few peers, or the release guard "
-    "refused what they asked for."
+    "No combination was opened: every site has trained alone. Sites selected too few peers, or what they asked for "
+    "would have shown one of them (docs/guard.md). A larger strategy.criterion selects more."
 )
 
 
@@ -30,11 +32,17 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the study; repeatable."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of simulated sites.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task id, or module:attribute.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="Strategy id.")] = None,
-    protection: Annotated[str | None, typer.Option(help="Protection id.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of simulated sites; without it what suits the task.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds; without it 10.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help=f"What is learnt: {', '.join(tasks.BUILT_IN)}; or your own, as module:attribute.")
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help=f"How: {', '.join(strategies.known())}.")] = None,
+    protection: Annotated[
+        str | None, typer.Option(help=f"{', '.join(protect.known())}; without it what suits the strategy.")
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="processes: real processes over mutual TLS; threads: one process.")
     ] = "processes",
@@ -49,11 +57,20 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Run a whole federation on this machine.
+    """Run a whole federation on this machine: one coordinator and a process for each site, over mutual TLS.
 
-    One coordinator and N node processes with a throw-away PKI, over mutual TLS on loopback.
+    What you do not set is chosen to suit the task and the strategy, and printed. Mistakes are found before it starts.
+    Afterwards the output folder has report.html, to be read offline.
 
-    Example: secure-fl run --nodes 5 --rounds 3 --strategy fedper --set simulation.partition=dirichlet
+    Examples:
+
+      secure-fl run
+
+      secure-fl run --task sine --strategy pflda
+
+      secure-fl run --strategy fedper --set simulation.partition=dirichlet
+
+      secure-fl run trial.toml --engine threads --out runs/trial
     """
     table: dict[str, Any] = Study.read_table(study) if study else {}
     for key, value in {
@@ -69,7 +86,14 @@ def run(
     for assignment in assignments or ():
         set_dotted(table, assignment)
     policy = table.pop("policy", {})
+    # One person sees every site here; a deployed study has to ask for this, and each site to allow it.
+    table.setdefault("metrics", {}).setdefault("share", "per-node")
     parsed = Study.parse(table)
+
+    complete = parsed.completed()
+    if not as_json:
+        for line in remarks(table, parsed, complete):
+            typer.echo(line, err=True)
 
     # Imported late: `--help` and mistakes in the settings should answer at once.
     from secure_fl.api.simulate import BlocksClosedWarning, new_folder, simulate
@@ -99,7 +123,7 @@ def _print(summary: dict[str, Any]) -> None:
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
-        collapse_padding=True,
+        padding=0,  # one space between columns: all of them fit 80 characters
     )
     table.add_column("site", no_wrap=True)
     own = tuple(summary["metrics"]) if any(node["metrics"] for node in summary["nodes"]) else ()
@@ -113,14 +137,15 @@ def _print(summary: dict[str, Any]) -> None:
     for node in summary["nodes"]:
         cells = [node["name"], *(_cell(node[column]) for column in measured)]
         cells += [_cell(node["metrics"].get(name)) for name in own]
-        cells.append("no DP" if node["epsilon"] is None else _cell(node["epsilon"]))
+        cells.append("no DP" if node["epsilon"] is None else f"{node['epsilon']:.3g}")
         cells += [human(node[key]) for key in (() if own else ("bytes_up", "bytes_down"))]
         cells += [_cell(node["rounds_taken"]), _cell(node["dropped"])]
         table.add_row(*cells)
     console.print(table)
     for sentence in sentences(summary):
         console.print(sentence, highlight=False, soft_wrap=True)
-    console.print(f"{summary['rounds']} rounds in {summary['seconds']:.1f} s on engine {summary['engine']}")
+    unit = "rounds" if summary["circles"] is None else "versions"
+    console.print(f"{summary['rounds']} {unit} in {summary['seconds']:.1f} s on engine {summary['engine']}")
     if (possible := summary["combinations_possible"]) is not None:
         console.print(f"{summary['combinations_opened']} of {possible} combinations were opened")
         if not summary["combinations_opened"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +15,20 @@ from rich.console import Console
 
 from secure_fl import protect, strategies, tasks
 from secure_fl.aggregation import RequestKind
-from secure_fl.errors import SettingsError, StorageError
+from secure_fl.errors import SettingsError, StorageError, UsageError
 from secure_fl.files import write_atomically
 from secure_fl.settings import require_known
-from secure_fl.study.settings import Study, simulated_names
+from secure_fl.study import recipes
+from secure_fl.study.data import require_data
+from secure_fl.study.defaults import chosen_protection, found
+from secure_fl.study.doubts import doubts
+from secure_fl.study.settings import Study
+from secure_fl.study.simulated import simulated_names
 
 app = typer.Typer(
     name="study",
-    help="Write, validate and explain a study: what a consortium agrees on.",
+    help="Write, check and explain a study, the file that a consortium agrees on; then hand it to a coordinator.\n\n"
+    "Start with: secure-fl study new trial.toml, then study check, study show and run.",
     no_args_is_help=True,
 )
 
@@ -40,7 +47,7 @@ _TEMPLATE = """\
 name = "{name}"
 rounds = {rounds}
 seed = {seed}  # of the common start; another study gets another one
-# Site name = SHA-256 fingerprint of its certificate (`secure-fl pki roster`). `secure-fl run` fills this in by itself.
+# Site name = fingerprint of its signing key (`secure-fl pki roster`). `secure-fl run` fills this in by itself.
 [study.roster]
 {roster}
 
@@ -50,9 +57,10 @@ name = "{task}"
 
 [strategy]                 # {strategies}
 name = "{strategy}"
-epochs = 2
-batch_size = 16
-learning_rate = 0.05
+# epochs = 2               # passes over a site's data in a round; without it what suits task and strategy
+# batch_size = 16          # the same; `secure-fl study check` says what was chosen
+# optimizer = "sgd"        # or "adam"
+# learning_rate = 0.05
 
 [protection]               # {protections}
 kind = "{protection}"{warning}
@@ -60,7 +68,7 @@ colluders = 1              # how many sites may work together with the coordinat
 # bits = 16                # fixed-point width of every value; without it what suits the protection
 # clip = 1.0               # largest change of a parameter in one round; without it what suits the task
 # circles = "auto"         # whose updates are only ever opened together: by name, "speed", or a list of lists of sites
-# recovery = false         # true: a sum of whoever is left, which tells on whoever left; each site has to agree
+# recovery = false         # true: rounds survive dropouts, but tell something about who left; each site has to agree
 # robust = "none"          # trimmed | median: a mean over circles that few lying sites hardly move
 # min_cohort = 3           # sites of a circle, and contributors behind anything opened; at least max(3, colluders + 2)
 # reference_samples = 1000 # weigh sites by min(1, samples / this); without it every site counts the same
@@ -82,50 +90,60 @@ attempts = 3
 
 [metrics]
 share = "aggregate"        # none | aggregate | per-node; each site's policy may allow less
+# of = ["auc"]             # which of the task's metrics (docs/tasks.md); without it all that it declares
 
 [simulation]               # only for `secure-fl run`; not part of the hash
-nodes = 10
-partition = "iid"          # iid | dirichlet (alpha) | pathological (classes) | rotated (domains) | …
+# nodes = 10               # without it what suits the task
+# partition = "iid"        # iid | dirichlet (alpha) | pathological (classes) | rotated (domains) | natural
+# path = ""                # of a task that reads files; or name a folder in the environment variable SECURE_FL_DATA
 """
 
 
-@app.command()
+_NEW_HELP = """Write a commented study to start from.
+
+With --recipe, a whole one, to start from or to reproduce a page of docs/results:
+
+{recipes}
+
+Examples:
+
+  secure-fl study new heart.toml --task breast-cancer --roster roster.toml
+
+  secure-fl study new trial.toml --recipe hospital
+""".format(recipes="\n\n".join(f"  {name:<11} {line}" for name, line in recipes.known().items()))
+
+
+@app.command(help=_NEW_HELP)
 def new(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("study.toml"),
     name: Annotated[str, typer.Option(help="The study's name.")] = "my-study",
-    task: Annotated[str, typer.Option(help="Task id.")] = "digits",
-    strategy: Annotated[str, typer.Option(help="Strategy id.")] = "fedavg",
+    recipe: Annotated[str, typer.Option(help=f"{' | '.join(recipes.known())}: see above.")] = "",
+    task: Annotated[str, typer.Option(help="Task id; without it the strategy's, or digits.")] = "",
+    strategy: Annotated[str, typer.Option(help="Strategy id; without it fedavg.")] = "",
     protection: Annotated[str, typer.Option(help="Protection id; without it what suits the strategy.")] = "",
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 10,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds; without it 10.")] = None,
     roster: Annotated[Path | None, typer.Option(help="The sites, as `secure-fl pki roster` prints them.")] = None,
     start: Annotated[
         Path | None, typer.Option("--from", metavar="MODEL", help="Train on from this model (safetensors).")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented study to start from.
-
-    Example: secure-fl study new heart.toml --name heart --task breast-cancer --roster roster.toml
-    """
+    """Write a study; see `_NEW_HELP`."""
     if path.exists() and not force:
         raise StorageError(f"{path}: exists already", advice="choose another name, or --force")
-    require_known("strategy", strategy, strategies.known())
-    protection = protection or protect.suitable(strategies.asks(strategy))
-    require_known("protection", protection, protect.known())
     sites = Study.read(roster).study.roster if roster else {}
-    text = _TEMPLATE.format(
-        name=name,
-        seed=secrets.randbits(62),
-        rounds=rounds,
-        roster=tomli_w.dumps(sites).strip() or '# hospital-a = "…64 hexadecimal digits…"',
-        task=task,
-        strategy=strategy,
-        protection=protection,
-        warning="            # UNSAFE: the coordinator sees every update" if protection == "none" else "",
-        tasks=", ".join(tasks.known()),
-        strategies=" | ".join(strategies.known()),
-        protections=" | ".join(protect.known()),
-    )
+    listed = tomli_w.dumps(sites).strip() or '# hospital-a = "…64 hexadecimal digits…"'
+    seed = secrets.randbits(62)
+    if recipe:
+        if task or strategy or protection or rounds is not None:
+            raise UsageError(
+                "--recipe settles task, strategy, protection and rounds", advice="leave them out, and edit the file"
+            )
+        text = recipes.written(recipe, study=name, seed=seed, roster=listed)
+    else:
+        text = _from_template(
+            name, seed, listed, task, strategy or "fedavg", protection, 10 if rounds is None else rounds
+        )
     try:
         parsed = Study.parse(tomllib.loads(text))  # Before it is written: what cannot be leaves no file.
     except tomllib.TOMLDecodeError:
@@ -134,6 +152,25 @@ def new(
         text = _with_start(text, parsed, start)
     write_atomically(path, text.encode())
     typer.echo(f"{path}: written; next: secure-fl study show {path}")
+
+
+def _from_template(name: str, seed: int, roster: str, task: str, strategy: str, protection: str, rounds: int) -> str:
+    require_known("strategy", strategy, strategies.known())
+    protection = protection or protect.suitable(strategies.asks(strategy))
+    require_known("protection", protection, protect.known())
+    return _TEMPLATE.format(
+        name=name,
+        seed=seed,
+        rounds=rounds,
+        roster=roster,
+        task=task or strategies.defaults(strategy).get("task.name", "digits"),
+        strategy=strategy,
+        protection=protection,
+        warning="            # UNSAFE: the coordinator sees every update" if protection == "none" else "",
+        tasks=", ".join(tasks.known()),
+        strategies=" | ".join(strategies.known()),
+        protections=" | ".join(protect.known()),
+    )
 
 
 def _with_start(text: str, study: Study, model: Path) -> str:
@@ -153,41 +190,99 @@ def check(
         Path | None, typer.Option(help="Write it here with every default and its initial model: the file for sites.")
     ] = None,
 ) -> None:
-    """Validate a study: keys, names, whether its parts fit together, whether there are enough sites."""
-    study = Study.read(path).completed()
+    """Find mistakes before anything starts, and say what was chosen where the study does not say.
+
+    Checked are keys and names, whether task, strategy, protection and privacy fit together, whether there are enough
+    sites and, without a roster, whether the data of the simulation fit.
+
+    Examples:
+
+      secure-fl study check trial.toml
+
+      secure-fl study check heart.toml --write heart-complete.toml
+    """
+    table = Study.read_table(path)
+    written = Study.parse(table)
+    study = written.completed()
     sites = len(study.study.roster)
     study.check(nodes=None if sites else study.simulation.nodes)
+    if not sites:
+        _check_simulated(study)
     if write is not None:
         write_atomically(write, tomli_w.dumps(study.to_table()).encode())
     taking_part = sites or study.simulation.nodes
-    spare = study.spare(RequestKind.SUM, taking_part)
+    asked = study.make_strategy().asks
+    spare = study.spare(asked, taking_part)
     circles = [len(circle) for circle in study.circles(study.study.roster or simulated_names(taking_part))]
     facts: dict[str, Any] = {
         "study": study.study.name, "id": study.id, "sites": sites, "valid": True, "dropouts_tolerated": spare,
-        "circles": circles,
+        "circles": circles, "defaults": {default.key: default.value for default in found(written)},
+        "warnings": doubts(study),
     }  # fmt: skip
     if as_json:
         typer.echo(json.dumps(facts))
         return
     typer.echo(f"{path}: valid; hash {study.id}")
-    if circles:
-        sizes = " and ".join(map(str, circles)) if len(circles) < 4 else f"{min(circles)} to {max(circles)}"
-        several = "s" if len(circles) > 1 else ""
-        typer.echo(f"{len(circles)} circle{several} of {sizes} sites; a circle opens when all of it is there")
-        if study.declares:
-            typer.echo("who is in which follows from what sites declare to share, before the first round")
-    elif spare:
-        typer.echo(f"of {taking_part} sites {spare} may drop out of a round")
-    else:
-        typer.echo(f"no dropout is tolerated: all {taking_part} sites have to stay to the end of every round")
-        typer.echo("  → with another site, or with fewer protection.colluders, a round survives a dropout")
+    for line in _who_is_needed(study, asked, circles, taking_part, spare):
+        typer.echo(line)
     if not sites:
         typer.echo("the roster is empty: fine for `secure-fl run`, not for a deployment")
+    for line in remarks(table, written, study):
+        typer.echo(line)
+
+
+def _who_is_needed(study: Study, asked: RequestKind, circles: list[int], sites: int, spare: int) -> list[str]:
+    """Which sites have to be there for a round to come to something."""
+    if asked is RequestKind.COMBINE:
+        fewest = study.min_cohort(asked)
+        return [
+            f"each site gets a mixture of at least {fewest} sites; of {sites} sites {spare} may drop out of a round"
+        ]
+    if circles:
+        least, most = min(circles), max(circles)
+        size = f"{least} to {most}" if least < most else f"{least}"
+        several = "s" if len(circles) > 1 else ""
+        declared = ["who is in which follows from what sites declare to share, before the first round"]
+        return [
+            f"{len(circles)} circle{several} of {size} sites; a circle opens when all of it is there",
+            *(declared if study.declares else []),
+        ]
+    if spare:
+        return [f"of {sites} sites {spare} may drop out of a round"]
+    return [
+        f"no dropout is tolerated: all {sites} sites have to stay to the end of every round",
+        "  → with another site, or with fewer protection.colluders, a round survives a dropout",
+    ]
+
+
+def remarks(table: Mapping[str, Any], written: Study, study: Study) -> list[str]:
+    """What was chosen for a study that does not say, and what in it is hardly meant. `written` is as it was read."""
+    chosen = chosen_protection(table, strategy=study.strategy.name, kind=study.protection.kind)
+    by: dict[str, list[str]] = {}
+    for default in found(written):
+        by.setdefault(default.by, []).append(f"{default.key} = {default.value}")
+    return [
+        *([chosen] if chosen else []),
+        *(f"{source}: {', '.join(values)}" for source, values in by.items()),
+        *(f"warning: {doubt}" for doubt in doubts(study)),
+    ]
+
+
+def _check_simulated(study: Study) -> None:
+    """As `secure-fl run` does before anything starts: the data fit, and there is noise for the budget."""
+    from secure_fl.simulation.units import plan_lines
+
+    require_data(study)
+    if study.privacy.mode != "none":
+        plan_lines(study)
 
 
 @app.command()
 def show(path: StudyPath, as_json: AsJson = False, units: Units = None) -> None:
-    """Explain in plain language what leaves a site, who learns what, and what it costs in privacy."""
+    """Explain in plain language what leaves a site, who learns what, and what it costs in privacy.
+
+    Example: secure-fl study show heart.toml --units 300
+    """
     from secure_fl.study.explain import explain  # needs torch, which `--help` should not wait for
 
     study = Study.read(path).completed()

@@ -3,8 +3,8 @@
 encode: reject NaN and infinity, clip every coordinate to [−clip, clip], multiply by the weight ω ≤ 1, and round
 stochastically to multiples of 1/scale, scale = (2^(bits−1) − 1)/clip. Rounding is unbiased: floor(v·scale + u)
 with u uniform on [0, 1) from a CSPRNG, so that errors of many nodes average out instead of adding up. It is integer
-arithmetic: v·scale with f more binary places, plus f random bits, shifted right by f. What f places cannot hold,
-2^−f of a step and float32's own last place, is all there is of a bias.
+arithmetic: v·scale with f more binary places, plus f random bits, shifted right by f. The only bias comes from
+truncating to f bits (2^−f of a step) and from float32 precision.
 
 decode: mean = Σ integers / scale / Σ ω (ratio of sums: the same quantised ω in numerator and denominator).
 """

@@ -1,15 +1,20 @@
-"""How far one round can move a model, and whether it moved further.
+"""How far rounds can move a model, and whether it moved further.
 
 A model that is far from the last one was not made by a round. It may be one that overflows on a single record, or one
-that is dead but for the weights that somebody wants to read. So a site trains only from models within one step of the
-last one it verified, and a coordinator publishes no other.
+that is dead but for the weights that somebody wants to read. So a site trains only from models within as many steps of
+the last one it verified as there were rounds since, and a coordinator publishes no other.
 
 The next model is fl(w + fl(fl(β)·fl(m))) in float32, where m is an opened mean and |β·m| ≤ `largest`. With u = 2⁻²⁴,
 each fl moves its argument by at most u of it: the summand is at most `largest`·(1 + u)³, and the sum is off by at most
-u of itself. Hence |new − old| ≤ `largest`·(1 + 4u) + u·|new|, which leaves room for the subtraction below, in float64.
+u of itself. Hence |new − old| ≤ L + u·|new| with L = `largest`·(1 + 4u), which leaves room for the subtraction below,
+in float64. After k steps |old| ≤ (1 + u)·|new| + L for each of them, and so |new − old| ≤ g·(|new| + L/u) with
+g = (1 + u)ᵏ − 1: k steps and what they round. Every point that near can be reached in k steps, along a straight line:
+to look at the models in between would tell a site nothing more.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -20,25 +25,30 @@ _CHUNK = 1 << 18  # values: 1 MiB of each model at a time
 _U = 2.0**-24
 
 
-def require_step(before: Blocks, after: Blocks, layout: Layout, *, largest: float) -> None:
-    """Raise `StepTooLargeError` unless `after` is at most one step of a strategy from `before`, in every coordinate.
+def require_step(before: Blocks, after: Blocks, layout: Layout, *, largest: float, steps: int = 1) -> None:
+    """Raise `StepTooLargeError` unless `after` is at most so many steps from `before`, in every coordinate.
 
     What is shipped beside the model, the reserved blocks, does not move at all. Both may be mapped from files: they are
     read a piece at a time.
     """
     for shape in layout:
-        moves = largest > 0 and not shape.name.startswith(RESERVED)
+        moves = largest > 0 and steps > 0 and not shape.name.startswith(RESERVED)
         old, new = before[shape.name], after[shape.name]
         for start in range(0, shape.size, _CHUNK):
             pair = old[start : start + _CHUNK], new[start : start + _CHUNK]
-            if not (_within(*pair, largest) if moves else _same(*pair)):
-                raise StepTooLargeError(f"block {shape.name!r} moved further than one round can move it")
+            if not (_within(*pair, largest, steps) if moves else _same(*pair)):
+                raise StepTooLargeError(f"block {shape.name!r} moved further than {_rounds(steps)} can move it")
 
 
-def _within(old: Vector, new: Vector, largest: float) -> bool:
+def _rounds(steps: int) -> str:
+    return "one round" if steps == 1 else f"{steps} rounds"
+
+
+def _within(old: Vector, new: Vector, largest: float, steps: int) -> bool:
     there = new.astype(np.float64)
     moved = np.abs(there - old)
-    room = largest * (1 + 4 * _U) + _U * np.abs(there)
+    growth = math.expm1(steps * math.log1p(_U))
+    room = growth * np.abs(there) + growth / _U * largest * (1 + 4 * _U)
     return bool((np.isfinite(moved) & (moved <= room)).all())
 
 

@@ -5,7 +5,8 @@
     crl.pem       what was revoked, given to everybody
     issued/       every certificate ever issued; nothing is overwritten or deleted
 
-What a site keeps of it is a `Credential`; a site that makes its own keys starts from `make_request`.
+What a site keeps of it is a `Credential`; a site that makes its own keys starts from `make_request`. What is handed out
+is an `Invitation`, signed.
 """
 
 from __future__ import annotations
@@ -17,17 +18,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import NoReturn, Self, final
+from typing import Any, NoReturn, Self, final
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
 )
 
-from secure_fl.errors import CertificateError, StorageError, UsageError
+from secure_fl.errors import CertificateError, StorageError
 from secure_fl.files import write_atomically, write_private
 from secure_fl.identity.certificates import (
     BINDING_OID,
@@ -37,7 +37,6 @@ from secure_fl.identity.certificates import (
     is_authority,
     load_single,
     parse_fingerprint,
-    read_identity,
     require_issued_by,
     utc_now,
 )
@@ -50,6 +49,17 @@ from secure_fl.identity.credential import (
     read_private,
     refuse_existing,
 )
+from secure_fl.identity.invitation import DOMAIN as INVITATION
+from secure_fl.identity.invitation import Invitation
+from secure_fl.identity.signing import transcript
+from secure_fl.identity.x509_parts import (
+    certificate_builder,
+    key_usage,
+    lifetime,
+    read_request,
+    revocation,
+    self_signed,
+)
 from secure_fl.secret import Secret
 from secure_fl.settings import require_known
 
@@ -58,7 +68,6 @@ Clock = Callable[[], datetime]
 # The sites' clocks differ a little; a new certificate should work at once everywhere.
 _BACKDATE = timedelta(minutes=5)
 _CRL_LIFETIME = timedelta(days=30)
-_MAX_DAYS = 36_500
 
 # RFC 5280, 5.3.1, without the reasons that suspend or restore: here a revocation is final.
 REASONS = (
@@ -103,9 +112,9 @@ class Authority:
         """Make the keys, the certificate and an empty revocation list; refuse where an authority exists."""
         if not consortium.strip() or len(consortium) > 64 or not consortium.isprintable():
             raise CertificateError(f"{consortium!r} is not a name of a consortium", advice="use 1 to 64 characters")
-        moment, lifetime = now(), _lifetime(days)
+        moment, span = now(), lifetime(days)
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _self_signed(consortium, key, first=moment - _BACKDATE, last=moment + lifetime)
+        certificate = self_signed(consortium, key, first=moment - _BACKDATE, last=moment + span)
         authority = cls(folder, certificate=certificate, key=Secret(key_pem(key)), now=now)
         with authority._locked():
             refuse_existing(folder / "ca.pem", folder / "ca.key")
@@ -162,25 +171,23 @@ class Authority:
         `role` and `name` are what the consortium agreed to: a request for anything else is refused. `hosts`,
         if given, replace the ones in the request. Raises `CertificateError` for every refusal.
         """
-        request, subject = _read_request(csr_pem)
-        if role not in (None, subject.role) or name not in (None, subject.name):
-            raise CertificateError(
-                f"the request is for {subject.role} {subject.name!r}, not for {role} {name!r}",
-                advice="ask the site for a request under the agreed role and name",
-            )
+        request, subject, keys = self._agreed(csr_pem, role, name)
         if hosts:
             subject = replace(subject, hosts=tuple(hosts))
-        lifetime = _lifetime(days)
+        span = lifetime(days)
         with self._locked():
+            known = self._issued()
+            self._refuse_keys(subject, keys, known)
             if not renew:
-                self._refuse_second(subject)
-            certificate = self._sign(request, subject, lifetime)
+                self._refuse_second(subject, known)
+            certificate = self._sign(request, subject, span)
             self._keep(certificate)
         return certificate
 
     def revoke(self, name_or_fingerprint: str, *, reason: str = "unspecified") -> list[str]:
-        """Revoke one certificate, or all of a name in every role; return the fingerprints newly revoked.
+        """Revoke a key's certificates, or all of a name in every role; return the fingerprints newly revoked.
 
+        A fingerprint is a key's: whoever has the key could go on with any of its certificates, so all of them go.
         What was revoked before stays so, and is not in the result. Raises `UnknownNameError` for a name or
         fingerprint that was never issued, and for an unknown reason.
         """
@@ -194,9 +201,39 @@ class Authority:
             crl = self._crl()
             fresh = [c for c in chosen if c.serial not in crl.serials()]
             if fresh:
-                added = tuple(_revocation(c.serial, reason, self._now()) for c in fresh)
+                added = tuple(revocation(c.serial, reason, self._now()) for c in fresh)
                 self._write_crl(number=crl.number + 1, entries=crl.entries + added)
-        return [c.fingerprint for c in fresh]
+        return sorted({c.fingerprint for c in fresh})
+
+    def check_request(self, csr_pem: bytes, *, role: str, name: str, renew: bool = False) -> Subject:
+        """Raise what `issue_from_request` would, and change nothing: of several requests all are signed, or none."""
+        subject, keys = self._agreed(csr_pem, role, name)[1:]
+        known = self._issued()
+        self._refuse_keys(subject, keys, known)
+        if not renew:
+            self._refuse_second(subject, known)
+        return subject
+
+    def certificates(self, role: str) -> tuple[Certificate, ...]:
+        """Those of a role that are valid now, the last to expire last."""
+        revoked, now = self._crl().serials(), self._now()
+        valid = [c for c in self._issued() if c.role == role and c.serial not in revoked and c.not_after >= now]
+        return tuple(sorted(valid, key=lambda c: c.not_after))
+
+    def invitation(self, *, coordinator: str, fingerprint: str) -> str:
+        """The file for those who are to join: which coordinator, and everything needed to know it."""
+        return self._written(self._handed_out(coordinator=coordinator, fingerprint=fingerprint))
+
+    def reply(self, certificate: Certificate) -> str:
+        """The file for the party whose request was signed."""
+        return self._written(self._handed_out(certificate=certificate))
+
+    def _handed_out(self, **facts: Any) -> Invitation:
+        return Invitation(ca=self.ca_pem, crl=read_file(self.crl_path), **facts)
+
+    def _written(self, handed_out: Invitation) -> str:
+        message = transcript(INVITATION, *handed_out.signed_fields())
+        return handed_out.to_toml(self._private.sign(message, ec.ECDSA(hashes.SHA256())))
 
     def renew_crl(self) -> None:
         """Publish the same revocations with a new number and date, before sites call the list stale."""
@@ -228,30 +265,64 @@ class Authority:
             certificates.append(Certificate.from_der(parsed.public_bytes(Encoding.DER)))
         return certificates
 
-    def _refuse_second(self, subject: Subject) -> None:
-        for entry in self.listing():
-            same = (entry.role, entry.name) == (subject.role, subject.name)
-            if same and not entry.revoked and entry.not_after >= self._now():
+    @staticmethod
+    def _agreed(
+        csr_pem: bytes, role: str | None, name: str | None
+    ) -> tuple[x509.CertificateSigningRequest, Subject, frozenset[bytes]]:
+        """A request that is for whom the consortium agreed to."""
+        request, subject, keys = read_request(csr_pem)
+        if role not in (None, subject.role) or name not in (None, subject.name):
+            raise CertificateError(
+                f"the request is for {subject.role} {subject.name!r}, not for {role} {name!r}",
+                advice="ask the site for a request under the agreed role and name",
+            )
+        return request, subject, keys
+
+    def _refuse_keys(self, subject: Subject, keys: frozenset[bytes], known: Sequence[Certificate]) -> None:
+        """Keys are one party's, and what was taken back does not come again.
+
+        Studies know a site by its signing key. A certificate for a revoked key would put whoever has it back into them.
+        """
+        revoked = self._crl().serials()
+        for one in known:
+            if keys.isdisjoint((one.signing_public, one.tls_public)):
+                continue
+            if one.serial in revoked:
                 raise CertificateError(
-                    f"{subject.role} {subject.name!r} has a certificate until {entry.not_after:%Y-%m-%d}",
-                    advice="revoke it first, or issue a second one with --renew",
+                    f"a key in the request of {subject.role} {subject.name!r} was revoked",
+                    advice="ask for a request with new keys; studies that are under way do not know them",
+                )
+            if (one.role, one.name) != (subject.role, subject.name):
+                raise CertificateError(
+                    f"a key in the request of {subject.role} {subject.name!r} is that of {one.role} {one.name!r}",
+                    advice="ask for a request with keys of its own",
                 )
 
-    def _sign(self, request: x509.CertificateSigningRequest, subject: Subject, lifetime: timedelta) -> Certificate:
+    def _refuse_second(self, subject: Subject, known: Sequence[Certificate]) -> None:
+        revoked = self._crl().serials()
+        for one in known:
+            same = (one.role, one.name) == (subject.role, subject.name)
+            if same and one.serial not in revoked and one.not_after >= self._now():
+                raise CertificateError(
+                    f"{subject.role} {subject.name!r} has a certificate until {one.not_after:%Y-%m-%d}",
+                    advice="revoke it first, or sign with --renew to give it another one",
+                )
+
+    def _sign(self, request: x509.CertificateSigningRequest, subject: Subject, span: timedelta) -> Certificate:
         """Sign the certificate. Of the request only the key, the subject and the binding are taken over."""
         moment = self._now()
         if moment > self._certificate.not_valid_after_utc:
             raise CertificateError(f"{self.folder}: the consortium's own certificate expired")
         # No certificate outlives the one that vouches for it.
-        last = min(moment + lifetime, self._certificate.not_valid_after_utc)
-        builder = _builder(subject.common_name(), self._certificate.subject, request.public_key())
+        last = min(moment + span, self._certificate.not_valid_after_utc)
+        builder = certificate_builder(subject.common_name(), self._certificate.subject, request.public_key())
         binding = request.extensions.get_extension_for_oid(BINDING_OID).value
         authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._private.public_key())
         signed = (
             builder.not_valid_before(moment - _BACKDATE)
             .not_valid_after(last)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(authority=False), critical=True)
+            .add_extension(key_usage(authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([subject.usage]), critical=False)
             .add_extension(subject.alternative_names(), critical=False)
             .add_extension(authority_key, critical=False)
@@ -308,81 +379,3 @@ class Authority:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an Authority is never pickled")
-
-
-# --- X.509 ------------------------------------------------------------------------------------------------
-
-
-def _read_request(pem: bytes) -> tuple[x509.CertificateSigningRequest, Subject]:
-    """A request and its subject, once the TLS key signed the one and the signing key the other."""
-    try:
-        request = x509.load_pem_x509_csr(pem)
-        if not request.is_signature_valid:
-            raise CertificateError("the request is not signed by its own key")
-        subject, _ = read_identity(request)
-    except (ValueError, UnsupportedAlgorithm, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
-        raise CertificateError(
-            f"the request cannot be read ({type(error).__name__})",
-            advice="make one with `secure-fl pki request`",
-        ) from error
-    return request, subject
-
-
-def _self_signed(
-    consortium: str, key: ec.EllipticCurvePrivateKey, *, first: datetime, last: datetime
-) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, consortium)])
-    return (
-        _builder(name, name, key.public_key())
-        .not_valid_before(first)
-        .not_valid_after(last)
-        # Path length 0: this authority issues leaves, never another authority.
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(authority=True), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, public: object) -> x509.CertificateBuilder:
-    """What every certificate has: names, key, key identifier and a serial number from the CSPRNG."""
-    if not isinstance(public, ec.EllipticCurvePublicKey):
-        raise CertificateError("the TLS key is not an ECDSA P-256 key")
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-    )
-
-
-def _key_usage(*, authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not authority,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _revocation(serial: int, reason: str, moment: datetime) -> x509.RevokedCertificate:
-    builder = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(moment)
-    flag = x509.ReasonFlags(reason)
-    if flag is not x509.ReasonFlags.unspecified:  # RFC 5280, 5.3.1: absent rather than unspecified.
-        builder = builder.add_extension(x509.CRLReason(flag), critical=False)
-    return builder.build()
-
-
-def _lifetime(days: int) -> timedelta:
-    if not 1 <= days <= _MAX_DAYS:
-        raise UsageError(f"{days} days is no lifetime", advice=f"give 1 to {_MAX_DAYS} days")
-    return timedelta(days=days)
-
-
-# --- files ------------------------------------------------------------------------------------------------

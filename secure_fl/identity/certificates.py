@@ -200,11 +200,15 @@ class Certificate:
 
     Having a `Certificate` means that it is well formed and that its signing key is bound to it. It does not
     mean that anybody vouches for it: that is `TrustStore.check`.
+
+    `fingerprint` is the signing key's, so that a renewed certificate for the same key has the same one: it says who
+    somebody is. `digest` is that of these very bytes.
     """
 
     der: bytes = field(repr=False)
     subject: Subject = field(init=False, compare=False)
     fingerprint: str = field(init=False, compare=False)
+    digest: str = field(init=False, compare=False, repr=False)
     serial: int = field(init=False, compare=False)
     not_before: datetime = field(init=False, compare=False)
     not_after: datetime = field(init=False, compare=False)
@@ -220,7 +224,8 @@ class Certificate:
             raise CertificateError(f"the extended key usage is not that of a {subject.role}")
         for name, value in (
             ("subject", subject),
-            ("fingerprint", hashlib.sha256(self.der).hexdigest()),
+            ("fingerprint", hashlib.sha256(signing_public).hexdigest()),
+            ("digest", hashlib.sha256(self.der).hexdigest()),
             ("serial", parsed.serial_number),
             ("not_before", parsed.not_valid_before_utc),
             ("not_after", parsed.not_valid_after_utc),
@@ -329,7 +334,7 @@ class TrustStore:
         self._ca = load_single(ca_pem, what="the consortium's certificate")
         if not is_authority(self._ca):
             raise CertificateError("the consortium's certificate is not that of an authority")
-        self._issued: set[str] = set()  # fingerprints whose chain was verified
+        self._issued: set[str] = set()  # digests of certificates whose chain was verified
         self._crl_path = crl_path
         self._crl: RevocationList | None = None
         self._revoked: frozenset[int] = frozenset()
@@ -346,7 +351,7 @@ class TrustStore:
         """
         who = f"{certificate.role} {certificate.name!r}"
         # A signature does not change: what was found about these very bytes is remembered. Dates and revocations do.
-        if certificate.fingerprint not in self._issued:
+        if certificate.digest not in self._issued:
             parsed = x509.load_der_x509_certificate(certificate.der)
 
             # 1. The consortium signed it.
@@ -356,20 +361,24 @@ class TrustStore:
             if is_authority(parsed):
                 raise CertificateError(f"{who}: an authority cannot be a participant")
             if len(self._issued) < _REMEMBERED:
-                self._issued.add(certificate.fingerprint)
+                self._issued.add(certificate.digest)
 
         # 3. Both it and the consortium's own certificate are valid now.
         _check_dates(who, certificate.not_before, certificate.not_after, now)
         _check_dates("the consortium", self._ca.not_valid_before_utc, self._ca.not_valid_after_utc, now)
 
         # 4. It was not taken back.
-        self._refresh()
-        if certificate.serial in self._revoked:
+        if self.revoked(certificate):
             raise CertificateError(f"{who}: revoked by the consortium")
 
         # 5. It is for this purpose.
         if role is not None and certificate.role != role:
             raise CertificateError(f"{who}: a {role} is expected here")
+
+    def revoked(self, certificate: Certificate) -> bool:
+        """Whether the consortium took it back. Raises `CertificateError` where that cannot be known."""
+        self._refresh()
+        return certificate.serial in self._revoked
 
     def crl_stale(self, now: datetime) -> bool:
         """Whether a newer revocation list should be out by now. The old one stays in force until then."""
@@ -406,6 +415,9 @@ class TrustStore:
         self._revoked |= crl.serials()
 
 
+_EXPIRED = "check the clock; if it is right, renew the certificate: `secure-fl pki renew FILE`, on the party's machine"
+
+
 def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
@@ -414,4 +426,4 @@ def _check_dates(who: str, first: datetime, last: datetime, now: datetime) -> No
     if now < first:
         raise CertificateError(f"{who}: not valid before {first:%Y-%m-%d %H:%M} UTC", advice="check the clock")
     if now > last:
-        raise CertificateError(f"{who}: expired on {last:%Y-%m-%d %H:%M} UTC")
+        raise CertificateError(f"{who}: expired on {last:%Y-%m-%d %H:%M} UTC", advice=_EXPIRED)

@@ -84,6 +84,20 @@ def make_request(role: str, name: str, *, hosts: Sequence[str] = ()) -> tuple[by
     """Make both keys and a certificate request (PEM) for them. Only the request has to leave the site."""
     subject = Subject(role=role, name=name, hosts=tuple(hosts))
     tls_key, signing_key = ec.generate_private_key(ec.SECP256R1()), SigningKey.generate()
+    return _request(subject, tls_key, signing_key), Secret(key_pem(tls_key)), signing_key
+
+
+def make_renewal(credential: Credential, *, hosts: Sequence[str] = ()) -> bytes:
+    """A request (PEM) for the keys that a party has already: studies know it by its signing key, so they go on.
+
+    `hosts`, if given, replace those of a coordinator's certificate.
+    """
+    before = credential.certificate.subject
+    subject = Subject(role=before.role, name=before.name, hosts=tuple(hosts) or before.hosts)
+    return _request(subject, load_tls_key(credential.tls_key.reveal()), credential.signing_key)
+
+
+def _request(subject: Subject, tls_key: ec.EllipticCurvePrivateKey, signing_key: SigningKey) -> bytes:
     binding = bind(signing_key, tls_public=tls_public_bytes(tls_key.public_key()), subject=subject)
     request = (
         x509.CertificateSigningRequestBuilder()
@@ -92,7 +106,7 @@ def make_request(role: str, name: str, *, hosts: Sequence[str] = ()) -> tuple[by
         .add_extension(binding, critical=False)
         .sign(tls_key, hashes.SHA256())
     )
-    return request.public_bytes(Encoding.PEM), Secret(key_pem(tls_key)), signing_key
+    return request.public_bytes(Encoding.PEM)
 
 
 def save_request(

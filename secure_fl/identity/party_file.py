@@ -9,7 +9,7 @@ from typing import BinaryIO, Literal, Self
 from cryptography import x509
 from pydantic import Field, PrivateAttr
 
-from secure_fl.errors import CertificateError
+from secure_fl.errors import CertificateError, SettingsError
 from secure_fl.identity.certificates import Certificate, TrustStore, load_single, require_issued_by
 from secure_fl.identity.credential import Credential
 from secure_fl.settings import Settings, read_toml
@@ -56,7 +56,11 @@ class PartyFile(Settings):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Parse and remember where the file is."""
-        file = cls.parse(read_toml(path))
+        section = cls._own_section()
+        table = read_toml(path, missing=f"check the path; `secure-fl {section} join` or `new` writes one")
+        if section not in table:
+            raise SettingsError(f"{path}: has no [{section}]", advice=f"is this the {section}'s file?")
+        file = cls.parse(table)
         file._folder = path.resolve().parent
         return file
 
@@ -89,6 +93,11 @@ class PartyFile(Settings):
         """The signing key's file."""
         named = self.identity.signing_key
         return self.path(named) if named else self.certificate_path.with_suffix(".signing.key")
+
+    @property
+    def request_path(self) -> Path:
+        """Where a request for the certificate waits until it is answered."""
+        return self.certificate_path.with_suffix(".csr.pem")
 
     def certificate(self) -> Certificate:
         """The party's certificate, without its keys; `CertificateError` when it is missing or not one."""
@@ -142,15 +151,53 @@ class PartyFile(Settings):
         try:
             return path.open("rb")
         except OSError as error:
-            raise CertificateError(
-                f"{path}: cannot be read ({error.strerror})",
-                advice=f"correct [{self._section}] {setting} in this party's file, or put the file there",
-            ) from None
+            advice = f"correct [{self._section}] {setting} in this party's file, or put the file there"
+            if setting == "certificate" and self.request_path.exists():
+                advice = (
+                    f"the authority signs {self.request_path.name} (`secure-fl pki sign`); then, with its reply: "
+                    f"secure-fl {self._section} join REPLY"
+                )
+            raise CertificateError(f"{path}: cannot be read ({error.strerror})", advice=advice) from None
+
+    @classmethod
+    def _own_section(cls) -> str:
+        """What the section with the certificate is called in the file."""
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return next(
+            name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, IdentitySection)
+        )
 
     @property
     def _section(self) -> str:
-        """What the section with the certificate is called in the file."""
-        return next((name for name in type(self).model_fields if getattr(self, name) is self.identity), "")
+        return self._own_section()
+
+
+class OwnIdentity(PartyFile):
+    """Of any party's file the section with its certificate, whatever else the file says."""
+
+    role: str
+    name: str = ""
+    party: IdentitySection
+
+    @classmethod
+    def read(cls, path: Path, role: str = "") -> Self:
+        """Parse that one section; `SettingsError` if the file has none for this role."""
+        section = read_toml(path, missing=f"`secure-fl {role} new` writes one").get(role)
+        if not isinstance(section, dict):
+            raise SettingsError(f"{path}: has no [{role}]", advice=f"is this the {role}'s file?")
+        known = {key: value for key, value in section.items() if key in IdentitySection.model_fields}
+        file = cls.parse({"role": role, "name": section.get("name", ""), "party": known})
+        file._folder = path.resolve().parent
+        return file
+
+    @property
+    def identity(self) -> IdentitySection:
+        """The section with the certificate."""
+        return self.party
+
+    @property
+    def _section(self) -> str:
+        return self.role
 
 
 class DialingFile(PartyFile):

@@ -1,15 +1,16 @@
-"""Fetch the coordinator's certificate and make sure that it is the one the site agreed to.
+"""Fetch the coordinator's certificate and make sure that it is of the coordinator the site agreed to.
 
 gRPC for Python verifies a chain but cannot pin: every certificate of the consortium's authority would do.
-So the node fetches the certificate first, compares its fingerprint, and then gives gRPC exactly this leaf as
-its only root. BoringSSL, as gRPC configures it, ends a chain at any certificate it was told to trust, so the
-later channel reaches a holder of this leaf's key or nobody.
+So the node fetches the certificate first, compares the fingerprint of its signing key, and then gives gRPC exactly
+this leaf as its only root. The certificate ties its TLS key to the signing key, with a signature of the latter: not
+even the authority can make one that has this fingerprint and a TLS key of its own choosing. BoringSSL, as gRPC
+configures it, ends a chain at any certificate it was told to trust, so the later channel reaches a holder of this
+leaf's key or nobody.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 import ipaddress
 import socket
@@ -21,7 +22,7 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from secure_fl.errors import CertificateError, CoordinatorMismatchError, NetworkError, SettingsError
-from secure_fl.identity.certificates import parse_fingerprint, parse_host
+from secure_fl.identity.certificates import Certificate, parse_fingerprint, parse_host
 
 _PROXY_ADVICE = "check the proxy setting and whether the proxy may reach this host and port"
 _MAX_PROXY_ANSWER = 16_384
@@ -68,14 +69,14 @@ def fetch_pinned(
     certfile: Path | None = None,
     keyfile: Path | None = None,
 ) -> bytes:
-    """Return the PEM certificate of the coordinator at `host`, which is the one with `fingerprint`.
+    """Return the PEM certificate of the coordinator at `host`, whose signing key is the one with `fingerprint`.
 
     `certfile` and `keyfile` are the node's own. In TLS 1.3 a client is done before the server has checked
     them; a TLS 1.2 server wants them within the handshake. `timeout` is in seconds and covers the whole call,
     except that resolving the name takes what it takes and that every address of the host is given as long.
 
     Raises `NetworkError` when nobody answers, `CertificateError` when the answer is not a valid certificate
-    of the consortium for this host, and `CoordinatorMismatchError` when it is another one than agreed.
+    of the consortium for this host, and `CoordinatorMismatchError` when it is another coordinator than agreed.
     """
     expected = parse_fingerprint(fingerprint)
     if expected is None:
@@ -90,8 +91,8 @@ def fetch_pinned(
         # 3. Handshake: chain and host name are checked here, against the consortium's authority only.
         der = _handshake(link, context, host, port, deadline)
 
-    # 4. Of all certificates that would do, it has to be this one.
-    actual = hashlib.sha256(der).hexdigest()
+    # 4. Of all certificates that would do, it has to be one for this key.
+    actual = Certificate.from_der(der).fingerprint
     if not hmac.compare_digest(actual, expected):
         raise CoordinatorMismatchError(f"{host}:{port}: the coordinator shows {actual}, not {expected}")
     return ssl.DER_cert_to_PEM_cert(der).encode()
@@ -209,7 +210,7 @@ def _unacceptable(where: str, error: ssl.SSLCertVerificationError) -> Certificat
     if code in _HOST_MISMATCH:
         return CertificateError(
             f"{where}: the coordinator's certificate is not for this host",
-            advice="use a host that was given to `secure-fl pki issue --host`",
+            advice="use a host of its certificate, or have that renewed: `secure-fl pki renew coordinator.toml --host HOST`",
         )
     if code in _UNKNOWN_ISSUER:
         return CertificateError(

@@ -161,7 +161,7 @@ def _certificate(file: PartyFile, role: str) -> str:
     if left < _EXPIRY_DAYS:
         raise DoubtError(
             f"{role} {mine.name!r} expires in {left} days, on {mine.not_after:%Y-%m-%d}",
-            advice="request and issue a new one in time (docs/operations.md, renewing a certificate)",
+            advice="request a new one for the same keys, in time: `secure-fl pki renew FILE`",
         )
     return f"{role} {mine.name!r}, valid until {mine.not_after:%Y-%m-%d}, fingerprint {mine.fingerprint}"
 

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 _INTERVAL = 0.05
-TOO_LONG = 0.1  # seconds; three heartbeats missed end a session, so this is early
+TOO_LONG = 0.1  # seconds; nothing of ours holds a loop for longer
+_WORTH_A_WARNING = 1.0  # Three heartbeats missed end a session, so this is early. A busy machine does not reach it.
+_QUIET_SECONDS = 60.0  # between two warnings
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +21,7 @@ class LoopLag:
 
     def __init__(self) -> None:
         self._worst = 0.0
+        self._quiet_until = float("-inf")
 
     def read(self) -> float:
         """The longest wait, in seconds, since this was read last."""
@@ -44,4 +47,11 @@ class LoopLag:
             late = loop.time() - due
             self._worst = max(self._worst, late)
             if late > TOO_LONG:
-                log.warning("the event loop was kept waiting for %.3f s", late)
+                log.log(self._level(late, loop.time()), "the event loop was kept waiting for %.3f s", late)
+
+    def _level(self, late: float, now: float) -> int:
+        """A warning where sessions are in danger, and not one after the other; else for whoever looks for it."""
+        if late < _WORTH_A_WARNING or now < self._quiet_until:
+            return logging.DEBUG
+        self._quiet_until = now + _QUIET_SECONDS
+        return logging.WARNING

@@ -80,7 +80,7 @@ class BudgetFilter:
             object.__setattr__(self, "order", order_for(self.epsilon, self.delta))
         if self.order not in _ORDERS or not self.limit > 0:
             raise SettingsError(
-                f"epsilon = {self.epsilon} with delta = {self.delta} leaves nothing to spend at order {self.order}",
+                f"epsilon = {self.epsilon} with delta = {self.delta} is so little that it leaves nothing to spend",
                 advice="choose a larger epsilon or a larger delta",
             )
 

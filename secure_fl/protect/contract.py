@@ -89,7 +89,7 @@ class RoundContext:
     attempt: int
     base_model: bytes  # digest of the model everybody trains from
     invited: tuple[str, ...]
-    roster: Mapping[str, str]  # name → fingerprint of its certificate, for everybody invited
+    roster: Mapping[str, str]  # name → fingerprint of its signing key, for everybody invited
     layout: Layout  # of the blocks that may leave a node
     kind: RequestKind
     bits: int

@@ -86,7 +86,7 @@ def read_declaration(said: pb.Declaration, study_id: str, roster: Mapping[str, s
         raise ProtectionError("a declaration comes from outside the study")
     certificate = Certificate.from_der(said.certificate)
     if certificate.fingerprint != roster[said.node] or certificate.name != said.node:
-        raise CertificateError(f"{said.node} shows a certificate that is not the roster's")
+        raise CertificateError(f"{said.node} shows a key that is not the roster's")
     verify(certificate.signing_public, said.signature, _DOMAIN, *_signed(study_id, said))
     if list(said.blocks) != sorted(set(said.blocks)):
         raise ProtectionError(f"{said.node} declares blocks twice or out of order")

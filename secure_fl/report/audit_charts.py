@@ -14,32 +14,54 @@ _ROW = 34
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """ε of everything so far, from each moment on; and the limit, where the site has set one."""
+    """ε of everything so far, from each moment on; and the limit of each time, where the site had set one."""
 
     points: tuple[tuple[datetime, float], ...]  # in order, at least one
-    limit: float | None
+    limits: tuple[tuple[datetime, float | None], ...] = ()  # in order: from when on it was which; None for no limit
+
+    @property
+    def limit(self) -> float | None:
+        """The last one."""
+        return self.limits[-1][1] if self.limits else None
 
 
 def cost_chart(frame: Frame, cost: Cost, *, label: str) -> str:
-    """ε as a staircase, with the limit as a dashed line above it."""
+    """ε as a staircase, with the limit of each time as a dashed one above it."""
     first, last = cost.points[0][0], cost.points[-1][0]
     span = max((last - first).total_seconds(), 1.0)
     named = ["ε so far", *(["limit"] if cost.limit is not None else [])]
     right = frame.width - name_room(frame, named)
     across = Scale(low=0.0, high=span, start=frame.left + 6, end=right)
-    values = [0.0, *(value for _, value in cost.points), *([] if cost.limit is None else [cost.limit])]
+    allowed = [value for _, value in cost.limits if value is not None]
+    values = [0.0, *(value for _, value in cost.points), *allowed]
     axis = linear_axis(values, frame.height - frame.bottom, frame.top, text=error_text, ceiling=None)
     up = axis.scale
     body = rules(frame, axis, right + 6) + _dates(frame, across, first, span) + axis_title(frame, across, "date (UTC)")
     body += _staircase(cost, across, up, first)
     end = cost.points[-1][1]
     beside = [Label(name="ε so far", x=right, y=up(end), css="mean")]
+    body += _limits(cost, across, up, first)
     if cost.limit is not None:
-        y = up(cost.limit)
-        title = f"<title>{escape(f'limit: ε = {decimal(cost.limit)}')}</title>"
-        body += f'<g class="line many s1 d1">{title}<path d="M{frame.left + 6:.1f} {y:.1f}L{right:.1f} {y:.1f}"/></g>'
-        beside.append(Label(name="limit", x=right, y=y))
+        beside.append(Label(name="limit", x=right, y=up(cost.limit)))
     return svg(frame, label, body + labels(frame, beside, right + 22, up))
+
+
+def _limits(cost: Cost, across: Scale, up: Scale, first: datetime) -> str:
+    """What the site allowed at each time: a limit that was raised later did not count before."""
+    path, told, at = "", [], across.start
+    for place, (moment, value) in enumerate(cost.limits):
+        end = across.end
+        if place + 1 < len(cost.limits):
+            end = across((cost.limits[place + 1][0] - first).total_seconds())
+        if value is not None:
+            path += f"M{at:.1f} {up(value):.1f}H{end:.1f}"
+            since = f" from {moment.astimezone(UTC):%Y-%m-%d %H:%M}" if len(cost.limits) > 1 else ""
+            told.append(f"ε = {decimal(value)}{since}")
+        at = end
+    if not path:
+        return ""
+    title = escape("limit: " + ", ".join(told))
+    return f'<g class="line many s1 d1"><title>{title}</title><path d="{path}"/></g>'
 
 
 def _staircase(cost: Cost, across: Scale, up: Scale, first: datetime) -> str:

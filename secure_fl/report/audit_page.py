@@ -171,12 +171,27 @@ def _cost_figure(dataset: DatasetAudit) -> str:
     bounded = [(use.plan.entry.moment, use.epsilon) for use in dataset.uses if use.epsilon is not None]
     if not dataset.events or not bounded:
         return ""
-    cost = Cost(points=tuple(bounded), limit=dataset.policy.epsilon if dataset.policy else None)
-    against = f", limit {decimal(cost.limit)}" if cost.limit is not None else ", no limit set"
+    cost = Cost(points=tuple(bounded), limits=_limits(dataset))
+    changes = len(cost.limits) - 1
+    changed = "" if changes < 1 else ", changed once" if changes == 1 else f", changed {changes} times"
+    against = f", limit {decimal(cost.limit)}{changed}" if cost.limit is not None else ", no limit set"
     label = f"Privacy loss of {dataset.name}: ε {decimal(bounded[-1][1])} on {_day(bounded[-1][0])}{against}"
     ends = "<span>from then on nothing bounds it</span>" if dataset.epsilon is None else ""
     drawn = "".join(cost_chart(frame, cost, label=label) for frame in FRAMES)
     return figure(f"Privacy loss of {escape(dataset.name)}", drawn, ends)
+
+
+def _limits(dataset: DatasetAudit) -> tuple[tuple[datetime, float | None], ...]:
+    """The limit of each time, as the site's own entries have it: from when on it was which."""
+    found: list[tuple[datetime, float | None]] = []
+    for use in dataset.uses:
+        if use.plan.privacy is None:
+            continue
+        epsilon = (use.plan.privacy.get("policy") or {}).get("epsilon")
+        limit = None if epsilon is None else float(epsilon)
+        if not found or found[-1][1] != limit:
+            found.append((use.plan.entry.moment, limit))
+    return tuple(found)
 
 
 # --- what left --------------------------------------------------------------------------------------------
@@ -334,9 +349,9 @@ def _proof_section(found: Audit) -> str:
         for title, items in (("It proves", proven), ("It cannot prove", cannot), ("Remarks", found.notes))
         if items
     )
-    keys = ", ".join(certificate.fingerprint for certificate in found.certificates)
+    keys = ", ".join(dict.fromkeys(certificate.fingerprint for certificate in found.certificates))
     told = _listed(
-        "Identity of this ledger", {"Head": found.head.head, "Length": str(found.head.length), "Certificates": keys}
+        "Identity of this ledger", {"Head": found.head.head, "Length": str(found.head.length), "Signing keys": keys}
     )
     command = "secure-fl audit verify ledger.jsonl --ca ca.pem --witness witness.jsonl"
     again = f"<p>Check it yourself:</p><pre>{command}</pre>"

@@ -24,6 +24,7 @@ from secure_fl.report.turns import turns_section
 from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import DEPLOYED
 from secure_fl.results.traces import Traces
+from secure_fl.results.turns import measured_version, merged_turns
 from secure_fl.rounds import RoundKind
 from secure_fl.study.settings import Study
 
@@ -62,7 +63,7 @@ def render(
         (
             _header(record, summary, study, regression=regression),
             _cohort_section(record),
-            turns_section(record),
+            turns_section(record, regression=regression),
             _model_section(record, regression=regression),
             metrics_section(record, summary),
             selection_section(record, rows or {}),
@@ -159,7 +160,12 @@ def _tiles(record: StudyRecord, summary: Mapping[str, Any], regression: bool) ->
     up, down = summary.get("bytes_up_per_node_round"), summary.get("bytes_down_per_node_round")
     tiles = (
         ("lead", name, value, best),
-        ("", "Rounds", f"{len(training)} <em>of {record.planned_rounds}</em>", tries if training else ""),
+        (
+            "",
+            "Versions" if merged_turns(record) else "Rounds",
+            f"{len(training)} <em>of {record.planned_rounds}</em>",
+            tries if training else "",
+        ),
         ("", "Sites that trained", *_participation(record, training)),
         ("", "Differential privacy", *_privacy(summary)),
         ("", "Time", duration(seconds), each),
@@ -177,6 +183,9 @@ def _participation(record: StudyRecord, training: Sequence[RoundRecord]) -> tupl
     sites = tables.site_names(record)
     if not training or not sites:
         return DASH, f"{len(sites)} sites enrolled"
+    if merged_turns(record):
+        heard = {name for entry in training for name in entry.cohort}
+        return f"{len(heard)} <em>of {len(sites)}</em>", "each in the turns of its circle"
     cohorts = [len(entry.cohort) for entry in training]
     span = f"{min(cohorts)}–{max(cohorts)}" if min(cohorts) < max(cohorts) else str(cohorts[0])
     short = len(sites) - len(set(sites).intersection(*(entry.cohort for entry in training)))
@@ -253,17 +262,22 @@ def _measure_chart(record: StudyRecord, measure: Measure) -> str:
 
 
 def _mean_series(record: StudyRecord, measure: Measure) -> Series:
-    points = ((entry.number - 1, number(getattr(entry, f"mean_{measure}"))) for entry in record.rounds)
-    return Series(name="mean", points=tuple(points))
+    found: dict[int, list[float | None]] = {}
+    for entry in record.rounds:  # Circles that do not wait for each other may begin from the same version.
+        found.setdefault(measured_version(entry), []).append(number(getattr(entry, f"mean_{measure}")))
+    return Series(name="mean", points=tuple((at, tables.mean(found[at])) for at in sorted(found)))
 
 
 def _site_series(record: StudyRecord, measure: Measure) -> list[Series]:
     def value(node: NodeRound | None) -> float | None:
         return None if node is None else number(getattr(node, measure))
 
-    looked_up = [(entry.number - 1, tables.by_name(entry)) for entry in record.rounds]
+    looked_up = [(measured_version(entry), tables.by_name(entry)) for entry in record.rounds]
+    gaps = not merged_turns(record)  # A version that other circles made is no gap.
     return [
-        Series(name=name, points=tuple((at, value(nodes.get(name))) for at, nodes in looked_up))
+        Series(
+            name=name, points=tuple((at, value(nodes.get(name))) for at, nodes in looked_up if gaps or name in nodes)
+        )
         for name in tables.site_names(record)
     ]
 

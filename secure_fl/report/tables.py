@@ -54,6 +54,12 @@ def round_label(entry: RoundRecord) -> str:
     return "closing evaluation" if entry.kind is RoundKind.EVALUATE else f"round {entry.number}"
 
 
+def mean(values: Sequence[float | None]) -> float | None:
+    """Of what is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def plain_reason(code: str) -> str:
     """An error code in words, with what helps against it; text that is no code stays as it is."""
     cls = by_code(code)
@@ -153,7 +159,9 @@ def reason_table(record: StudyRecord) -> str:
             if node.outcome != "took part":
                 gathered.setdefault((node.outcome, node.reason), {}).setdefault(node.name, []).append(entry)
     if not gathered:
-        return '<p class="empty">Every site took part in every round.</p>'
+        turns = any(circle.turn is not None for entry in record.rounds for circle in entry.circles)
+        what = "every turn of its circle that was merged" if turns else "every round"
+        return f'<p class="empty">Every site took part in {what}.</p>'
     rows = []
     for (outcome, reason), sites in sorted(gathered.items(), key=lambda item: -_times(item[1])):
         who = "".join(f"<li><b>{escape(name)}</b> {_when(entries)}</li>" for name, entries in sorted(sites.items()))

@@ -27,6 +27,7 @@ class NodeRound:
     reason: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
+    uploaded: float | None = None  # when its upload was here, by the coordinator's clock (seconds since 1970)
     samples: int | None = None
     # Measured on the model as received in this round, before training: the fruit of the round before.
     accuracy: float | None = None
@@ -50,6 +51,8 @@ class CircleRound:
     base: int | None = None
     staleness: int | None = None
     seconds: float | None = None  # from the turn's beginning until it was opened
+    began: float | None = None  # the attempt that was opened, by the coordinator's clock
+    asked: tuple[str, ...] = ()  # the blocks that its sites sent; none: all that are shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,7 @@ class RoundRecord:
     attempts: int
     seconds: float
     nodes: tuple[NodeRound, ...]
+    committed: float | None = None  # when, by the coordinator's clock
     combinations: int = 0  # how many recipients were served
     blocks_kept: tuple[str, ...] = ()  # below their minimum cohort, so never opened
     circles: tuple[CircleRound, ...] = ()
@@ -116,6 +120,7 @@ class StudyRecord:
     reason: str = ""
     parameters: int = 0
     shared_parameters: int = 0
+    blocks: Mapping[str, int] = field(default_factory=dict)  # those that are shared, and how many parameters each has
     combinations_opened: int = 0
     combinations_possible: int | None = None  # one for every site in every round; None for a study of sums
     rounds: tuple[RoundRecord, ...] = field(default=())
@@ -180,7 +185,8 @@ def round_from_json(values: Mapping[str, Any]) -> RoundRecord:
     nodes = tuple(NodeRound(**node) for node in values["nodes"])
     kind = RoundKind(values["kind"])
     circles = tuple(
-        CircleRound(**{**circle, "members": tuple(circle["members"])}) for circle in values.get("circles", ())
+        CircleRound(**{**circle, "members": tuple(circle["members"]), "asked": tuple(circle.get("asked", ()))})
+        for circle in values.get("circles", ())
     )
     kept = tuple(values["blocks_kept"])
     return RoundRecord(**{**values, "kind": kind, "nodes": nodes, "blocks_kept": kept, "circles": circles})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from secure_fl.results.record import NodeRound, StudyRecord
+from secure_fl.results.turns import circle_turns
 from secure_fl.rounds import RoundKind
 
 DEPLOYED = "separate machines"  # in place of an engine
@@ -64,6 +65,9 @@ def summarise(
         "combinations_possible": record.combinations_possible,
         "blocks_never_opened": list(record.blocks_never_opened),
         "blocks_missing": list(record.blocks_missing),
+        "circles": _circles(record),
+        # Whether noise came from a seed, as in a simulation: then no ε here protects anybody. null without noise.
+        "seeded": None if promised is None else engine != DEPLOYED,
         "nodes": nodes,
         "report": report,
     }
@@ -74,6 +78,22 @@ def _promised(record: StudyRecord) -> Spent | None:
     if privacy.get("mode", "none") == "none":
         return None
     return Spent(epsilon=privacy["epsilon"], delta=privacy["delta"])
+
+
+def _circles(record: StudyRecord) -> list[dict[str, Any]] | None:
+    """Where circles do not wait for each other: how often each was heard. Otherwise null."""
+    found = [
+        {
+            "sites": list(circle.members),
+            "turns": circle.turns,
+            "share": circle.share,
+            "mean_staleness": circle.mean_age,
+            "largest_staleness": circle.oldest,
+            "seconds_per_turn": circle.seconds,
+        }
+        for circle in circle_turns(record)
+    ]
+    return found or None
 
 
 def _node(record: StudyRecord, name: str, spent: Spent | None) -> dict[str, Any]:

@@ -197,18 +197,18 @@ class BlockEntry(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ...) -> None: ...
 
 class ModelRef(_message.Message):
-    __slots__ = ("version", "digest", "blocks", "object", "earlier")
+    __slots__ = ("version", "digest", "blocks", "object", "first")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     OBJECT_FIELD_NUMBER: _ClassVar[int]
-    EARLIER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     version: int
     digest: bytes
     blocks: _containers.RepeatedCompositeFieldContainer[BlockEntry]
     object: ObjectRef
-    earlier: _containers.RepeatedCompositeFieldContainer[ObjectRef]
-    def __init__(self, version: _Optional[int] = ..., digest: _Optional[bytes] = ..., blocks: _Optional[_Iterable[_Union[BlockEntry, _Mapping]]] = ..., object: _Optional[_Union[ObjectRef, _Mapping]] = ..., earlier: _Optional[_Iterable[_Union[ObjectRef, _Mapping]]] = ...) -> None: ...
+    first: ObjectRef
+    def __init__(self, version: _Optional[int] = ..., digest: _Optional[bytes] = ..., blocks: _Optional[_Iterable[_Union[BlockEntry, _Mapping]]] = ..., object: _Optional[_Union[ObjectRef, _Mapping]] = ..., first: _Optional[_Union[ObjectRef, _Mapping]] = ...) -> None: ...
 
 class ObjectRef(_message.Message):
     __slots__ = ("sha256", "size")

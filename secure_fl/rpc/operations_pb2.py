@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from secure_fl.rpc import federation_pb2 as secure__fl_dot_rpc_dot_federation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esecure_fl/rpc/operations.proto\x12\x0csecure_fl.v1\x1a\x1esecure_fl/rpc/federation.proto\"j\n\nSubmitPart\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1b.secure_fl.v1.SubmitRequestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.secure_fl.v1.ChunkH\x00\x42\x06\n\x04\x62ody\"J\n\rSubmitRequest\x12\x10\n\x08settings\x18\x01 \x01(\x0c\x12\'\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x18.secure_fl.v1.FirstModel\"\x81\x01\n\nFirstModel\x12(\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x18.secure_fl.v1.BlockEntry\x12\'\n\x06object\x18\x02 \x01(\x0b\x32\x17.secure_fl.v1.ObjectRef\x12\x12\n\nparameters\x18\x03 \x01(\x04\x12\x0c\n\x04kind\x18\x04 \x01(\t\"T\n\x0bSubmitReply\x12\x10\n\x06wanted\x18\x01 \x01(\x08H\x00\x12+\n\x06status\x18\x02 \x01(\x0b\x32\x19.secure_fl.v1.StudyStatusH\x00\x42\x06\n\x04\x62ody\"!\n\rStatusRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"9\n\x0bStatusReply\x12*\n\x07studies\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.StudyStatus\"\xc1\x01\n\x0bStudyStatus\x12\x10\n\x08study_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0brounds_done\x18\x05 \x01(\x04\x12\x16\n\x0erounds_planned\x18\x06 \x01(\x04\x12\'\n\x05sites\x18\x07 \x03(\x0b\x32\x18.secure_fl.v1.SiteStatus\x12\x0e\n\x06record\x18\x08 \x01(\x0c\x12\r\n\x05owner\x18\t \x01(\t\"P\n\nSiteStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0f\n\x07refusal\x18\x04 \x01(\t\"\x1f\n\x0bStopRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"!\n\rExportRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"=\n\nExportPart\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08study_id\x18\x03 \x01(\t2\x92\x02\n\nOperations\x12\x41\n\x06Submit\x12\x18.secure_fl.v1.SubmitPart\x1a\x19.secure_fl.v1.SubmitReply(\x01\x30\x01\x12@\n\x06Status\x12\x1b.secure_fl.v1.StatusRequest\x1a\x19.secure_fl.v1.StatusReply\x12<\n\x04Stop\x12\x19.secure_fl.v1.StopRequest\x1a\x19.secure_fl.v1.StudyStatus\x12\x41\n\x06\x45xport\x12\x1b.secure_fl.v1.ExportRequest\x1a\x18.secure_fl.v1.ExportPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esecure_fl/rpc/operations.proto\x12\x0csecure_fl.v1\x1a\x1esecure_fl/rpc/federation.proto\"j\n\nSubmitPart\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1b.secure_fl.v1.SubmitRequestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.secure_fl.v1.ChunkH\x00\x42\x06\n\x04\x62ody\"J\n\rSubmitRequest\x12\x10\n\x08settings\x18\x01 \x01(\x0c\x12\'\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x18.secure_fl.v1.FirstModel\"\x81\x01\n\nFirstModel\x12(\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x18.secure_fl.v1.BlockEntry\x12\'\n\x06object\x18\x02 \x01(\x0b\x32\x17.secure_fl.v1.ObjectRef\x12\x12\n\nparameters\x18\x03 \x01(\x04\x12\x0c\n\x04kind\x18\x04 \x01(\t\"T\n\x0bSubmitReply\x12\x10\n\x06wanted\x18\x01 \x01(\x08H\x00\x12+\n\x06status\x18\x02 \x01(\x0b\x32\x19.secure_fl.v1.StudyStatusH\x00\x42\x06\n\x04\x62ody\"!\n\rStatusRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"9\n\x0bStatusReply\x12*\n\x07studies\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.StudyStatus\"\xfe\x01\n\x0bStudyStatus\x12\x10\n\x08study_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0brounds_done\x18\x05 \x01(\x04\x12\x16\n\x0erounds_planned\x18\x06 \x01(\x04\x12\'\n\x05sites\x18\x07 \x03(\x0b\x32\x18.secure_fl.v1.SiteStatus\x12\x0e\n\x06record\x18\x08 \x01(\x0c\x12\r\n\x05owner\x18\t \x01(\t\x12\x0e\n\x06needed\x18\n \x01(\x04\x12+\n\x07\x63ircles\x18\x0b \x03(\x0b\x32\x1a.secure_fl.v1.CircleStatus\"0\n\x0c\x43ircleStatus\x12\x0f\n\x07members\x18\x01 \x03(\t\x12\x0f\n\x07missing\x18\x02 \x03(\t\"\x8b\x01\n\nSiteStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0f\n\x07refusal\x18\x04 \x01(\t\x12\x11\n\tset_aside\x18\x05 \x01(\t\x12\x0f\n\x07sat_out\x18\x06 \x01(\t\x12\x15\n\rsat_out_round\x18\x07 \x01(\x04\"\x1f\n\x0bStopRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"!\n\rExportRequest\x12\x10\n\x08study_id\x18\x01 \x01(\t\"=\n\nExportPart\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x10\n\x08study_id\x18\x03 \x01(\t2\x92\x02\n\nOperations\x12\x41\n\x06Submit\x12\x18.secure_fl.v1.SubmitPart\x1a\x19.secure_fl.v1.SubmitReply(\x01\x30\x01\x12@\n\x06Status\x12\x1b.secure_fl.v1.StatusRequest\x1a\x19.secure_fl.v1.StatusReply\x12<\n\x04Stop\x12\x19.secure_fl.v1.StopRequest\x1a\x19.secure_fl.v1.StudyStatus\x12\x41\n\x06\x45xport\x12\x1b.secure_fl.v1.ExportRequest\x1a\x18.secure_fl.v1.ExportPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,15 +45,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREPLY']._serialized_start=517
   _globals['_STATUSREPLY']._serialized_end=574
   _globals['_STUDYSTATUS']._serialized_start=577
-  _globals['_STUDYSTATUS']._serialized_end=770
-  _globals['_SITESTATUS']._serialized_start=772
-  _globals['_SITESTATUS']._serialized_end=852
-  _globals['_STOPREQUEST']._serialized_start=854
-  _globals['_STOPREQUEST']._serialized_end=885
-  _globals['_EXPORTREQUEST']._serialized_start=887
-  _globals['_EXPORTREQUEST']._serialized_end=920
-  _globals['_EXPORTPART']._serialized_start=922
-  _globals['_EXPORTPART']._serialized_end=983
-  _globals['_OPERATIONS']._serialized_start=986
-  _globals['_OPERATIONS']._serialized_end=1260
+  _globals['_STUDYSTATUS']._serialized_end=831
+  _globals['_CIRCLESTATUS']._serialized_start=833
+  _globals['_CIRCLESTATUS']._serialized_end=881
+  _globals['_SITESTATUS']._serialized_start=884
+  _globals['_SITESTATUS']._serialized_end=1023
+  _globals['_STOPREQUEST']._serialized_start=1025
+  _globals['_STOPREQUEST']._serialized_end=1056
+  _globals['_EXPORTREQUEST']._serialized_start=1058
+  _globals['_EXPORTREQUEST']._serialized_end=1091
+  _globals['_EXPORTPART']._serialized_start=1093
+  _globals['_EXPORTPART']._serialized_end=1154
+  _globals['_OPERATIONS']._serialized_start=1157
+  _globals['_OPERATIONS']._serialized_end=1431
 # @@protoc_insertion_point(module_scope)

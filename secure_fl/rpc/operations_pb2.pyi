@@ -56,7 +56,7 @@ class StatusReply(_message.Message):
     def __init__(self, studies: _Optional[_Iterable[_Union[StudyStatus, _Mapping]]] = ...) -> None: ...
 
 class StudyStatus(_message.Message):
-    __slots__ = ("study_id", "name", "state", "reason", "rounds_done", "rounds_planned", "sites", "record", "owner")
+    __slots__ = ("study_id", "name", "state", "reason", "rounds_done", "rounds_planned", "sites", "record", "owner", "needed", "circles")
     STUDY_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class StudyStatus(_message.Message):
     SITES_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    CIRCLES_FIELD_NUMBER: _ClassVar[int]
     study_id: str
     name: str
     state: str
@@ -75,19 +77,35 @@ class StudyStatus(_message.Message):
     sites: _containers.RepeatedCompositeFieldContainer[SiteStatus]
     record: bytes
     owner: str
-    def __init__(self, study_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., sites: _Optional[_Iterable[_Union[SiteStatus, _Mapping]]] = ..., record: _Optional[bytes] = ..., owner: _Optional[str] = ...) -> None: ...
+    needed: int
+    circles: _containers.RepeatedCompositeFieldContainer[CircleStatus]
+    def __init__(self, study_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., rounds_done: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., sites: _Optional[_Iterable[_Union[SiteStatus, _Mapping]]] = ..., record: _Optional[bytes] = ..., owner: _Optional[str] = ..., needed: _Optional[int] = ..., circles: _Optional[_Iterable[_Union[CircleStatus, _Mapping]]] = ...) -> None: ...
+
+class CircleStatus(_message.Message):
+    __slots__ = ("members", "missing")
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedScalarFieldContainer[str]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, members: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SiteStatus(_message.Message):
-    __slots__ = ("name", "connected", "accepted", "refusal")
+    __slots__ = ("name", "connected", "accepted", "refusal", "set_aside", "sat_out", "sat_out_round")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
+    SAT_OUT_FIELD_NUMBER: _ClassVar[int]
+    SAT_OUT_ROUND_FIELD_NUMBER: _ClassVar[int]
     name: str
     connected: bool
     accepted: bool
     refusal: str
-    def __init__(self, name: _Optional[str] = ..., connected: _Optional[bool] = ..., accepted: _Optional[bool] = ..., refusal: _Optional[str] = ...) -> None: ...
+    set_aside: str
+    sat_out: str
+    sat_out_round: int
+    def __init__(self, name: _Optional[str] = ..., connected: _Optional[bool] = ..., accepted: _Optional[bool] = ..., refusal: _Optional[str] = ..., set_aside: _Optional[str] = ..., sat_out: _Optional[str] = ..., sat_out_round: _Optional[int] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("study_id",)

@@ -16,6 +16,7 @@ from rich.progress import (
 )
 
 from secure_fl.events import (
+    Answered,
     Event,
     Listening,
     NodeDied,
@@ -27,12 +28,14 @@ from secure_fl.events import (
     RoundVoid,
     SatOut,
     SiteLeftOut,
+    TurnBegun,
     Waiting,
     WaitingForHolders,
 )
 from secure_fl.results.record import RoundRecord
 from secure_fl.results.wording import metrics_text
 from secure_fl.rounds import RoundKind
+from secure_fl.simulation.turn_progress import TurnsUnderWay, merged
 
 _SHOWN_SIT_OUTS = 3
 
@@ -45,7 +48,7 @@ _BEFORE_AND_AFTER = {
 class RunProgress:
     """Listens to the coordinator's events and shows them on standard error."""
 
-    def __init__(self, *, rounds: int, quiet: bool) -> None:
+    def __init__(self, *, rounds: int, quiet: bool, buffered: bool = False) -> None:
         self._console = Console(stderr=True)
         self._quiet = quiet
         self._rounds = rounds
@@ -60,6 +63,8 @@ class RunProgress:
         )
         self._bar = self._progress.add_task("starting", total=rounds)
         self._sit_outs: Counter[str] = Counter()
+        self._turns = TurnsUnderWay() if buffered else None
+        self._unit = "turn" if buffered else "round"
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -77,8 +82,10 @@ class RunProgress:
                 self._describe(f"waiting for {missing} more sites to come back")
             case Waiting(ready=ready, roster=roster):
                 self._describe(f"waiting for sites ({ready} of {roster})")
-            case RoundStarted(kind=kind, round=number):
+            case RoundStarted(kind=kind, round=number) if not (self._turns and kind is RoundKind.TRAIN):
                 self._describe(_BEFORE_AND_AFTER.get(kind, f"round {number}"))
+            case TurnBegun() | Answered() if self._turns:
+                self._turn(self._turns, event)
             case SatOut():
                 self._sat_out(event)
             case RoundCommitted(record=record):
@@ -95,25 +102,37 @@ class RunProgress:
                 self._say(f"[red]{node} refuses the study: {reason}[/]")
             case NodeDied(node=node, exit_code=code):
                 self._say(f"[red]{node} left with exit code {code}[/]")
+            case RoundVoid() if self._turns:
+                self._say(f"[yellow]{self._turns.failed(event)}[/]")
             case RoundVoid(round=number, attempt=attempt, reason=reason):
                 self._say(f"[yellow]round {number}, attempt {attempt} failed: {reason}[/]")
             case SiteLeftOut(round=number, node=node, what=what):
                 self._say(f"[red]left out: {node} {what} in round {number}[/]")
             case RoundResumed(round=number):
-                self._say(f"resuming round {number}")
+                self._say(f"resuming {self._unit} {number}")
+
+    def _turn(self, turns: TurnsUnderWay, event: TurnBegun | Answered) -> None:
+        if isinstance(event, TurnBegun):
+            turns.begun(event)
+        else:
+            turns.answered(event)
+        if text := str(turns):
+            self._describe(text)
 
     def _sat_out(self, event: SatOut) -> None:
         """The first few of a kind: two hundred sites with the same trouble need not say so one by one."""
         self._sit_outs[event.reason] += 1
         if self._sit_outs[event.reason] <= _SHOWN_SIT_OUTS:
-            self._say(f"[yellow]{event.node} sits round {event.round} out: {event.reason}[/]")
+            self._say(f"[yellow]{event.node} sits {self._unit} {event.round} out: {event.reason}[/]")
         elif self._sit_outs[event.reason] == _SHOWN_SIT_OUTS + 1:
             self._say(f"[yellow]… and others: {event.reason}[/]")
 
     def _committed(self, record: RoundRecord) -> None:
         if record.kind is RoundKind.TRAIN:
             self._progress.update(self._bar, completed=record.number)
-        self._say(describe_round(record, planned=self._rounds))
+            if self._turns:
+                self._turns.committed(record)
+        self._say(describe_round(record, planned=self._rounds, buffered=self._turns is not None))
 
     def _describe(self, text: str) -> None:
         self._progress.update(self._bar, description=text)
@@ -123,25 +142,27 @@ class RunProgress:
             self._progress.console.print(text, highlight=False, soft_wrap=True)
 
 
-def describe_round(record: RoundRecord, *, planned: int) -> str:
+def describe_round(record: RoundRecord, *, planned: int, buffered: bool = False) -> str:
     """One line about a committed round."""
     dropped = sum(node.outcome in ("dropped", "sat out") for node in record.nodes)
     turns = [circle for circle in record.circles if circle.turn is not None]
-    unit = "version" if turns else "round"
+    unit = "version" if buffered else "round"
     title = f"{unit} {record.number:>3}/{planned}" if record.kind is RoundKind.TRAIN else "final model"
+    # A circle is merged as a whole, or not at all.
+    who = merged(turns) if turns else f"cohort {len(record.cohort)}/{len(record.nodes)}  dropped {dropped}"
     # A round measures the model it starts from, so a training round's number is that of the round before.
     score = "mean accuracy" if record.mean_mse is None else "mean mse"
     value = record.mean_accuracy if record.mean_mse is None else record.mean_mse
     own = metrics_text(record.metrics)
     scores = ", ".join(filter(None, (f"{score} {value:.4f}" if value is not None else "", own)))
-    when = f"version {turns[-1].base}" if turns else f"after {unit} {record.number - 1}"
+    bases = sorted({turn.base for turn in turns if turn.base is not None})
+    when = f"of version {' and '.join(map(str, bases))}" if turns else f"after {unit} {record.number - 1}"
     measured = f"  {scores} ({when})" if scores else ""
     kept = f"  kept: {', '.join(record.blocks_kept)}" if record.blocks_kept else ""
-    kept += "".join(f"  circle of {turn.members[0]}, {turn.staleness} versions old" for turn in turns)
     closed = [circle for circle in record.circles if not circle.opened]
     kept += "".join(f"  closed: circle of {circle.members[0]} … {circle.members[-1]}" for circle in closed)
     return (
-        f"{title}  cohort {len(record.cohort)}/{len(record.nodes)}  dropped {dropped}  "
+        f"{title}  {who}  "
         f"↑ {human(record.bytes_up)} ↓ {human(record.bytes_down)}  {record.seconds:.1f} s{measured}{kept}"
     )
 

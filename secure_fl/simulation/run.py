@@ -27,6 +27,7 @@ from secure_fl.simulation.spent import spent_by_site
 from secure_fl.simulation.stopping import Stoppable
 from secure_fl.simulation.units import plan_lines
 from secure_fl.simulation.workspace import Workspace, prepare
+from secure_fl.study.data import require_data
 from secure_fl.study.settings import Study
 
 if TYPE_CHECKING:
@@ -54,8 +55,10 @@ def run(
     require_known("engine", engine, ENGINES)
     started = time.monotonic()
     with ENGINES[engine]() as run_engine:
+        study = study.completed()
         study, first = (study, None) if start is None else _continued(study, start)
         study.check(nodes=study.simulation.nodes)
+        require_data(study)
         # Before there is a folder: a plan that cannot be made leaves nothing behind.
         lines = plan_lines(study) if study.privacy.mode != "none" else ()
         workspace = prepare(folder, study, policy=policy, start=first)

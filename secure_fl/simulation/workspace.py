@@ -26,7 +26,8 @@ from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
 from secure_fl.results.record import StudyRecord
 from secure_fl.simulation.units import declared_units
-from secure_fl.study.settings import Study, simulated_names
+from secure_fl.study.settings import Study
+from secure_fl.study.simulated import simulated_names
 
 if TYPE_CHECKING:
     from secure_fl.study.start import Start

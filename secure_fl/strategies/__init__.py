@@ -69,6 +69,11 @@ def asks(name: str) -> RequestKind:
     return resolve(name).asks if name in _BUILT_IN or name in _installed() else RequestKind.SUM
 
 
+def defaults(name: str) -> Mapping[str, Any]:
+    """What the strategy with this id suggests for studies that do not say; nothing, where there is none."""
+    return resolve(name).defaults if name in _BUILT_IN or name in _installed() else {}
+
+
 def resolve(name: str) -> type[Strategy]:
     """The strategy with this id; `UnknownNameError` where there is none, `SettingsError` where its code fails."""
     if name in _HERE:

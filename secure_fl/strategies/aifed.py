@@ -5,14 +5,15 @@ AGMA, at the coordinator: β ∝ n·LIS·LIR. n·LIR is the site's own hidden we
 of an arrival that is τ versions old (`merging`, where the study chooses).
 
 The paper's site decides for itself which layers it sends. Who is in a layer's sum then changes from round to round, and
-the difference of two sums tells on whoever came or went. So by default it is a whole circle that sends a layer or does
-not, and the coordinator says which from what everybody may know: how far each layer moved in what was opened before.
+the difference of two sums tells something about a site that came or went. So by default it is a whole circle that sends
+a layer or does not, and the coordinator says which from what everybody may know: how far each layer moved in what was
+opened before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -55,6 +56,7 @@ class AiFed(FedAvg):
     name = "aifed"
     Settings = AiFedSettings
     settings: AiFedSettings
+    defaults: ClassVar[Mapping[str, Any]] = {"rounds.mode": "buffered"}
     notes: ClassVar[Mapping[str, str]] = {
         "consistency": "rc of each block: 1 if it sees the data after training as it did before",
         "threshold": "AT: blocks with a smaller rc were not sent",
@@ -90,8 +92,9 @@ class AiFed(FedAvg):
             "none": "every block of the model.",
         }[self.settings.gating]
         exception = (
-            f"EXCEPTION ({CHANGING_COHORTS}): each site decides what it sends, so that the sums of a block in two "
-            "rounds may differ by single sites, and tell on them. A site has to agree: [policy] exceptions."
+            f"EXCEPTION ({CHANGING_COHORTS}): each site decides what it sends. If a site sends a block in one round "
+            "and not in the next, the difference of the two results tells something about that site. A site has to "
+            "agree: [policy] exceptions."
         )
         return (
             f"Leaves: the change of {leaves}",
@@ -122,10 +125,12 @@ class AiFed(FedAvg):
         site.state = {_TURN: turn + 1}
         if self.settings.gating == "site":
             return {name: change[name] for name in self._consistent(site, turn)}
-        # Error feedback: what is held back is not lost, it is added to the next change.
+        # What is held back is not lost: it is averaged with the next change. Not added to it, as after a step of the
+        # optimiser: the shared block has hardly moved, so both are the same change found twice, and would go too far.
         for name, vector in change.items():
             if (unsent := site.personal.get(_unsent(name))) is not None:
                 np.add(vector, unsent, out=vector)
+                np.multiply(vector, 0.5, out=vector)
         sent = self._sent(site, change, turn)
         site.personal = {_unsent(name): vector for name, vector in change.items() if name not in sent}
         return {name: change[name] for name in sent}

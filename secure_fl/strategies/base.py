@@ -80,6 +80,10 @@ class Strategy(ABC):
     # What `fit` notes at the site for the site alone (`Site.note`), and what it means.
     notes: ClassVar[Mapping[str, str]] = {}
 
+    # Keys of a study and the values that this strategy suggests where the study does not say, such as
+    # "rounds.mode". Its own settings have defaults in `Settings`, too; those that stand here win over the task's.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+
     def __init__(self, settings: LocalTraining) -> None:
         self.settings = settings
 

@@ -44,8 +44,9 @@ class FedAMP(AttentionStrategy):
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Leaves: how every block of the site's model differs from the common start, for mixtures that each open at "
-            "one site only; and a sketch of the model, of which each other site learns its distance to its own.",
+            "Leaves: how every block of the site's model differs from the common start. It becomes part of mixtures, "
+            "each made for one site, which only that site can read. Also a summary (sketch) of the model: each other "
+            "site learns how far it is from its own, and nothing else of it.",
             "Stays: the data and the site's model. The coordinator sees which peers a site weighs how much.",
             *self.explain_comparing(),
         )

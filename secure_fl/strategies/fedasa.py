@@ -12,7 +12,7 @@ the shared blocks, and the site compares its own features with them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -53,6 +53,7 @@ class FedASA(Strategy):
     name = "fedasa"
     Settings = FedASASettings
     settings: FedASASettings
+    defaults: ClassVar[Mapping[str, Any]] = {"task.name": "bearings"}  # the only one here whose model has cells
     has_global_model = False
     partial = True
     shipped = (INPUTS, TARGETS)

@@ -7,6 +7,9 @@ Here it is a circle's mean model that arrives, never a site's. In synchronous ro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from pydantic import Field
 
 from secure_fl.strategies.base import LocalTraining
@@ -27,6 +30,8 @@ class FedAsync(FedAvg):
     name = "fedasync"
     Settings = FedAsyncSettings
     settings: FedAsyncSettings
+    # In rounds of all circles there would be nothing to merge as it comes: this would be FedAvg.
+    defaults: ClassVar[Mapping[str, Any]] = {"rounds.mode": "buffered"}
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""

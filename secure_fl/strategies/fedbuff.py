@@ -9,6 +9,9 @@ together and nothing is stale: FedAvg.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from pydantic import Field
 
 from secure_fl.strategies.base import LocalTraining
@@ -28,6 +31,8 @@ class FedBuff(FedAvg):
     name = "fedbuff"
     Settings = FedBuffSettings
     settings: FedBuffSettings
+    # In rounds of all circles there would be nothing to merge as it comes: this would be FedAvg.
+    defaults: ClassVar[Mapping[str, Any]] = {"rounds.mode": "buffered"}
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -49,13 +49,16 @@ class FedCCA(AttentionStrategy):
     name = "fedcca"
     Settings = FedCCASettings
     settings: FedCCASettings
+    # The three nearest of those nearer than the mean. With the paper's criterion, half the mean, nobody was selected in
+    # our measurements (docs/results/attention.md), and every site trained alone.
+    defaults: ClassVar[Mapping[str, Any]] = {"strategy.criterion": 1.0, "strategy.max_selected": 3}
 
     def explain(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Leaves: how every block of the site's model differs from the common start, for combinations that each "
-            "open at one site only; and a sketch of one layer of a second model that only this site trains, of which "
-            "each other site learns its distance to its own.",
+            "Leaves: how every block of the site's model differs from the common start. It becomes part of mixtures, "
+            "each made for one site, which only that site can read. Also a summary (sketch) of one layer of a second "
+            "model that only this site trains: each other site learns how far it is from its own, and nothing else.",
             "Stays: the data and both models. The coordinator sees which peers a site selects and how much they weigh.",
             *self.explain_comparing(),
         )

@@ -5,7 +5,8 @@ Algorithm 1: τ steps on the head h with the received body φ held, then steps o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -30,6 +31,7 @@ class FedRep(FedPer):
     name = "fedrep"
     Settings = FedRepSettings
     settings: FedRepSettings
+    defaults: ClassVar[Mapping[str, Any]] = {"strategy.epochs": 1}  # the paper's, whatever suits a task otherwise
 
     def charged_epochs(self, number: int | None = None) -> int | None:  # noqa: ARG002
         """Those of the head and those of the body: the one shapes the other."""

@@ -49,7 +49,7 @@ class Site:
 
     With `privacy`, training is under noise; `reserved_steps` is how many steps were set aside for it, and a further one
     raises. `privacy_seed` is for simulations alone: it has to differ in every execution, and voids the guarantee.
-    `round` is the study's, where the caller has it.
+    `round` is the study's, where the caller has it: one more than the version of the model that was received.
     """
 
     def __init__(

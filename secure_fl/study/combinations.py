@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from secure_fl.blocks import Layout
 from secure_fl.errors import SettingsError
-from secure_fl.protect.release.comparisons import MORE, allowed
+from secure_fl.protect.release.comparisons import MORE, allowed, fewest
 from secure_fl.strategies.base import Strategy
 
 
@@ -25,10 +25,17 @@ def require_combinations(
             advice="an earlier strategy.combine_from, or more rounds",
         )
     features = layout.select(strategy.compared(layout, head)).size
+    if not allowed(features) and MORE not in strategy.exceptions:
+        raise SettingsError(
+            f"strategy {strategy.name!r} compares sites by {features} numbers of their models, and sites refuse that "
+            f"for fewer than {fewest()}: distances would tell too much about each number",
+            advice="a larger model, for example by task.hidden; or strategy.more_comparisons = true where each site "
+            f"lists {MORE!r} in its [policy] exceptions",
+        )
     if planned > allowed(features) and MORE not in strategy.exceptions:
         raise SettingsError(
-            f"{planned} comparisons of {features} numbers, and sites let each other compare so few numbers "
-            f"{allowed(features)} times",
+            f"strategy.comparisons = {planned}: a site lets each peer compare {features} numbers of its model with its "
+            f"own {allowed(features)} times at most",
             advice=f"fewer strategy.comparisons, or strategy.more_comparisons = true where each site lists {MORE!r} "
             "in its [policy] exceptions",
         )

@@ -42,6 +42,7 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
                 f"{strategy.name!r} for {study.study.rounds} rounds among {_sites(study)}.",
                 f"It runs on the data set each site calls {study.task.dataset_id!r}; the study never names a path.",
                 f"Its hash, which a site approves, is {study.id}.",
+                _training(strategy),
                 *_buffered(study),
                 *_start(study),
                 f"The task's code here is {task_code(type(task), type(strategy)).text}. With the study a site approves "
@@ -64,7 +65,8 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
             sentences=(
                 *protection.explain(request.kind),
                 *_circles(study, request.kind),
-                f"Nothing is opened with fewer than {minimum} contributors to a block; such a block keeps its value.",
+                f"Nothing of a block (a part of the model) is opened with fewer than {minimum} sites in it; such a "
+                "block keeps its value.",
                 *_dropouts(study, request.kind),
                 *_exceptions(study),
                 "The coordinator always sees who takes part, when, and how much is sent.",
@@ -74,6 +76,14 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
             heading="Differential privacy",
             sentences=_privacy(study, strategy, units),
         ),
+    )
+
+
+def _training(strategy: Strategy) -> str:
+    settings = strategy.settings
+    return (
+        f"In a round each site trains for {settings.epochs} epoch{'s' * (settings.epochs > 1)} in batches of "
+        f"{settings.batch_size} with {settings.optimizer}, learning rate {settings.learning_rate:g}."
     )
 
 
@@ -87,6 +97,7 @@ def _buffered(study: Study) -> tuple[str, ...]:
     )
 
 
+_UNITS = {"record": "record (a row of its data)", "group": "group (all rows of one patient or machine)"}
 _EXAMPLES = (100, 1000, 10_000)  # units of a site, to show how much noise each would add
 
 
@@ -102,12 +113,13 @@ def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, 
         return (*notes, *(plan.explain() if plan is not None else ()), *_not_covered(study))
     noise = "; ".join(_noise(study, count) for count in _EXAMPLES)
     return (
-        f"Every site adds noise while it trains, so that its part in this study costs at most epsilon "
-        f"{study.privacy.epsilon:g} with delta {study.privacy.delta:g} for each {study.privacy.unit}. Each site "
-        "enforces that itself, and its ledger proves what it spent.",
+        f"Every site adds noise while it trains. So its part in this study costs at most epsilon "
+        f"{study.privacy.epsilon:g} with delta {study.privacy.delta:g} for each {_UNITS[study.privacy.unit]}. Each "
+        "site enforces that itself, and its ledger proves what it spent.",
         *notes,
         f"How much noise that takes depends on how many {study.privacy.unit}s a site declares "
-        f"([datasets.{study.task.dataset_id}] units): {noise}.",
+        f"([datasets.{study.task.dataset_id}] units), measured in the most that one {study.privacy.unit} can change: "
+        f"{noise}.",
         "`secure-fl study show --units N` says what that means for a site with N.",
         *_not_covered(study),
     )
@@ -117,8 +129,8 @@ def _noise(study: Study, units: int) -> str:
     try:
         plan = study.privacy_plan(units=units)
     except SettingsError:
-        return f"with {units:,} there is no sensible one"
-    return "" if plan is None else f"with {units:,}, {plan.noise:.3g} times what one of them can say"
+        return f"with {units:,} no sensible noise is enough"
+    return "" if plan is None else f"with {units:,} it is {plan.noise:.3g}"
 
 
 def _not_covered(study: Study) -> tuple[str, ...]:
@@ -197,13 +209,14 @@ def _dropouts(study: Study, kind: RequestKind) -> tuple[str, ...]:
 
 def _metrics(study: Study, kind: RequestKind, *, hidden: bool) -> str:
     if study.metrics.share == "none":
-        return "No measurement (accuracy, loss) leaves the site."
+        return "No measurement (accuracy, loss) leaves the site, so nobody else learns how well the model does there."
     if study.metrics.share == "per-node":
-        return "Each site's measurements (accuracy, loss) and number of samples go to the coordinator in the clear."
-    sums = "leave only inside the same sum as the model"
+        return "The coordinator sees each site's own measurements (accuracy, loss) and its number of samples."
+    sums = "are added up with those of other sites in the same total as the model"
     if kind is RequestKind.COMBINE:
-        sums = "leave once, when the study ends, inside a sum over all sites"
-    return f"Measurements (accuracy, loss) {sums}" + ("." if hidden else ", which this protection does not hide.")
+        sums = "are added up once, when the study ends, over all sites"
+    seen = "; the coordinator sees the mean, never one site's" if hidden else ", and this protection hides no site's"
+    return f"A site's measurements (accuracy, loss) {sums}{seen}."
 
 
 def _named(study: Study) -> str:
@@ -230,8 +243,8 @@ def _encoding(study: Study, kind: RequestKind, *, blocks: bool) -> tuple[str, ..
     if not blocks:
         return ()
     return (
-        f"Every coordinate is clipped to ±{study.codec().clip:g}, weighted, and rounded to "
-        f"{study.protection.bits} bits before it is protected.",
+        f"Before it is protected, the change of every parameter is cut off at ±{study.codec().clip:g}, weighted, and "
+        f"rounded to {study.protection.bits} bits.",
         _weights(study) if kind is RequestKind.SUM else "Each site decides how much every other counts for it.",
     )
 
@@ -247,8 +260,8 @@ def _weights(study: Study) -> str:
             "it one."
         )
     return (
-        f"A site counts min(1, {study.make_strategy().weighs_by}/{study.protection.reference_samples}), "
-        f"quantised to 1/64 and at least {floor / WEIGHT_UNITS:.2f}, so that no site stands out in a sum."
+        f"A site counts by its {study.make_strategy().weighs_by}, up to {study.protection.reference_samples}, where it "
+        f"counts fully; it counts at least {floor / WEIGHT_UNITS:.2f} of that, so that no site stands out in a total."
     )
 
 
@@ -264,7 +277,8 @@ def _start(study: Study) -> tuple[str, ...]:
         "card. Whoever chooses a model can choose one that makes sites' updates tell more.",
     )
     return (
-        f"It starts from the model with the digest {study.study.initial[:16]}…; a site trains from no other one in the "
-        "first round, and later only from models that are one round's step from the last one it saw.",
+        f"It starts from the model with the digest {study.study.initial[:16]}…; a site begins the first round with no "
+        "other one. Later it refuses a model that is further from the last one it saw than the rounds since can have "
+        "moved it.",
         *(given if study.study.start == "given" else ()),
     )

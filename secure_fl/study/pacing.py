@@ -24,9 +24,9 @@ class RoundsSection(Settings):
     phase_deadline: float = Field(60.0, gt=0, le=86400)  # every later phase
     gather: float = Field(60.0, ge=0, le=86400)  # waiting for sites before a round
     attempts: int = Field(3, ge=1, le=100)
-    # How long uploads wait, beyond the deadline, for sites without which they cannot be opened, where that helps.
+    # How long to keep waiting after the deadline while too few sites have answered to open the uploads.
     patience: float = Field(7 * 86400.0, ge=0, le=366 * 86400)
-    # Buffered only: after how many versions the study ends (without a word, `study.rounds`), how many turns make one,
+    # Buffered only: after how many versions the study ends (default: `study.rounds`), how many turns make one,
     # how long the first of them waits for the others, and how many versions old a turn may be.
     flushes: int | None = Field(None, ge=1, le=1_000_000)
     buffer: int = Field(1, ge=1, le=512)

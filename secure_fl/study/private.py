@@ -47,6 +47,12 @@ def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> 
             "privacy.epsilon and privacy.delta say what the study may cost, and one of them is missing",
             advice="for example epsilon = 3.0 and delta = 1e-5; delta is far below 1 / (number of records of a site)",
         )
+    _require_range(privacy.delta, strategy.settings.batch_size)
+    if privacy.unit == "group" and not task.may_have_groups:
+        raise SettingsError(
+            f'privacy.unit = "group": rows of task {type(task).__name__} never belong to a group, such as a patient',
+            advice='use unit = "record", or a task that says whose each row is, as visits does',
+        )
     if strategy.charged_epochs() is None:
         able = [name for name in strategies.known() if _charges(name)]
         raise SettingsError(
@@ -57,6 +63,17 @@ def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> 
 
     require_preprocessing(task)
     require_layers(task.model())
+
+
+def _require_range(delta: float, batch_size: int) -> None:
+    """Of δ, what holds at any site: none has fewer records than a batch."""
+    from secure_fl.privacy.accounting import LEAST_DELTA
+
+    if not LEAST_DELTA <= delta < 1 / batch_size:
+        raise SettingsError(
+            f"privacy.delta = {delta:g} is not between {LEAST_DELTA:g} and {1 / batch_size:g}, 1 / strategy.batch_size",
+            advice="delta is far below 1 / (number of records of a site), for example 1e-5",
+        )
 
 
 def plan_at(privacy: PrivacySection, strategy: Strategy, *, rounds: int, units: int) -> PrivacyPlan | None:

@@ -25,11 +25,12 @@ from secure_fl.settings import Settings, nearest, read_toml
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.circles import Circle, checked, divide, require_recovery, smallest_circle
 from secure_fl.study.combinations import require_combinations
+from secure_fl.study.defaults import filled, suitable
 from secure_fl.study.measures import MetricsSection
 from secure_fl.study.pacing import RoundsSection, require_buffered
 from secure_fl.study.private import PrivacySection, plan_at, require_private
 from secure_fl.study.shorthand import Shorthand
-from secure_fl.tasks.partition import PartitionSettings
+from secure_fl.study.simulated import SimulationSection, simulated_names
 
 if TYPE_CHECKING:
     from secure_fl.privacy.plan import PrivacyPlan
@@ -59,7 +60,7 @@ class StudySection(Settings):
     # The digest of the model that the first round begins from (`secure_fl.study.start`); `completed` writes it.
     initial: str = Field("", pattern=r"^([0-9a-f]{64})?$")
     start: Literal["seed", "given"] = "seed"  # what makes it; or somebody brings it, to train on (`study/given.py`)
-    # Site name → SHA-256 fingerprint of its certificate. The coordinator cannot add anybody.
+    # Site name → fingerprint of its signing key. The coordinator cannot add anybody.
     roster: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("name")
@@ -80,7 +81,7 @@ class StudySection(Settings):
             if not _FINGERPRINT.fullmatch(fingerprint):
                 raise ValueError(f"{site}: a fingerprint is 64 hexadecimal digits (`secure-fl pki list`)")
         if len(set(roster.values())) != len(roster):
-            raise ValueError("two sites have the same certificate")
+            raise ValueError("two sites have the same key")
         return roster
 
 
@@ -132,13 +133,14 @@ class ProtectionSection(_WithSettings):
     kind: str = Field(default_factory=lambda: protect.suitable(RequestKind.SUM))
     colluders: int = Field(1, ge=0, le=limits.NODES)
     min_cohort: int | None = Field(None, ge=3, le=limits.NODES)
-    bits: int = Field(16, ge=4, le=24)  # without a word, what suits the protection
+    bits: int = Field(16, ge=4, le=24)  # default: the protection's own `bits`
     clip: float | None = Field(None, gt=0, allow_inf_nan=False)  # `completed` writes what suits the task
     reference_samples: int | None = Field(None, ge=1)
     # Which sites' updates are only ever opened together; "auto" divides the roster by name, "speed" by how long sites
     # take to train, as they declare it once before the first round.
     circles: Literal["auto", "speed"] | tuple[tuple[str, ...], ...] = "auto"
-    # Sums of whoever is there, instead of whole circles: they survive dropouts, and tell on whoever comes or goes.
+    # Sums of the sites that are there, instead of whole circles. They survive dropouts. If a site comes or goes between
+    # two rounds, the difference of the two sums tells something about it.
     recovery: bool = False
     # How the means of circles become one: weighted, or so that few lying sites move it little.
     robust: Literal["none", "trimmed", "median"] = "none"
@@ -165,28 +167,6 @@ class ProtectionSection(_WithSettings):
         return self
 
 
-class SimulationSection(Settings):
-    """Only for `secure-fl run`: not part of the study's hash."""
-
-    nodes: int = Field(10, ge=1, le=limits.NODES)
-    partition: Literal["iid", "dirichlet", "pathological", "rotated", "rotated-pathological", "natural"] = "iid"
-    alpha: float = Field(0.5, ge=0.001)
-    classes: int = Field(2, ge=1)
-    domains: int = Field(4, ge=1)
-    degrees: float = Field(360, gt=0, le=360)
-    min_samples: int = Field(10, ge=2)
-    test_fraction: float = Field(0.2, gt=0, lt=1)
-    slow: dict[str, float] = Field(default_factory=dict)  # site → how many times longer it trains
-    path: str = ""  # data of a task that reads files, divided among the sites; relative to where `run` is started
-    format: str = ""
-
-    def partition_settings(self) -> PartitionSettings:
-        """The part of this section that divides the data."""
-        return PartitionSettings(
-            kind=self.partition, **self.model_dump(exclude={"nodes", "partition", "slow", "path", "format"})
-        )
-
-
 class Study(Shorthand):
     """A validated study. From Python: `Study.of(task="digits", rounds=5)`; from a file: `Study.read(path)`."""
 
@@ -201,15 +181,8 @@ class Study(Shorthand):
 
     @model_validator(mode="before")
     @classmethod
-    def _suitable_protection(cls, values: Any) -> Any:
-        """A study that names no protection gets the one that serves its strategy."""
-        if not isinstance(values, Mapping):
-            return values
-        strategy, protection = values.get("strategy"), values.get("protection", {})
-        if not isinstance(strategy, Mapping) or not isinstance(protection, Mapping) or "kind" in protection:
-            return values
-        kind = protect.suitable(strategies.asks(str(strategy.get("name", ""))))
-        return {**values, "protection": {**protection, "kind": kind}}
+    def _suitable(cls, values: Any) -> Any:
+        return suitable(values)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -242,6 +215,8 @@ class Study(Shorthand):
         """
         from secure_fl import tasks  # creating a task needs torch, which reading a study does not
 
+        if (study := filled(self)) is not self:
+            return study.completed()
         task, strategy = tasks.create(self.task.name, self.task.settings), self.make_strategy()
         protection = self.make_protection()
         own = {"settings": _written_out(protection.settings), "clip": self.protection.clip or task.clip}
@@ -438,11 +413,6 @@ class Study(Shorthand):
         require_buffered(self.rounds, strategy, recovery=settings.recovery, robust=settings.robust)
         protection.require_room(kind, nodes=max(sites, 1), bits=settings.bits)
         return sites
-
-
-def simulated_names(sites: int) -> list[str]:
-    """What `secure-fl run` calls its sites, so that a study can list circles of them."""
-    return [f"site-{index + 1:02d}" for index in range(sites)]
 
 
 def _written_out(settings: Settings) -> dict[str, Any]:

@@ -65,6 +65,10 @@ class Shorthand(Settings):
                 _forget(table, section, asked, own=getattr(self, section).settings)
                 if section == "strategy" and not wanted.get("protection"):
                     _forget_suitable_protection(table, before or "fedavg")
+                if section == "task":
+                    table.get("metrics", {}).pop("of", None)
+        if table.get("study", {}).get("start", "seed") == "seed":
+            table.get("study", {}).pop("initial", None)  # it follows from the rest; `completed` writes it anew
         apply(table, {f"{section}.{key}": value for section, keys in wanted.items() for key, value in keys.items()})
         return type(self).parse(table)
 

@@ -67,6 +67,11 @@ class Turns:
         """A circle's turn that is not opened yet."""
         return self._under_way.get(circle)
 
+    @property
+    def bases(self) -> frozenset[int]:
+        """The versions that turns under way, or in the buffer, began from."""
+        return frozenset(turn.base for turn in (*self._under_way.values(), *(turn for turn, _ in self._buffer)))
+
     def begin(self, circle: int) -> Turn | None:
         """A free circle's next turn, from the newest version; None where it has taken all, or the study is over."""
         busy = circle in self._under_way or any(turn.circle == circle for turn, _ in self._buffer)

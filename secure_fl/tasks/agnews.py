@@ -72,6 +72,9 @@ class AgNews(Task):
     kind = "classification"
     preprocessing = "public"
     Settings = AgNewsSettings
+    may_have_groups = False
+    public_files = ("ag_news.csv", "ag_news.csv.gz", "ag_news_train.csv.gz", "ag_news_test.csv.gz")
+    public_source = "Zhang, Zhao and LeCun, 2015: AG's News Topic Classification Dataset, train.csv or test.csv"
     settings: AgNewsSettings
 
     def model(self) -> nn.Module:

@@ -159,6 +159,17 @@ class Task(ABC):
     # The largest change of a parameter in a round, where a study names none: as small as it can be with less than a
     # thousandth of an update beyond it. It is also how far a coordinator could move the model in a round.
     clip: ClassVar[float] = 1.0
+    # Keys of a study and the values that suit this task where the study does not say: {"simulation.partition":
+    # "natural", "strategy.learning_rate": 0.003}. `strategy.` keys are those that every strategy has (LocalTraining).
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    # The same for one strategy, by its name.
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    # Whether rows may belong to groups (`Split.groups`): otherwise `privacy.unit = "group"` is refused at once.
+    may_have_groups: ClassVar[bool] = True
+    # Of a task that cannot make up data: names under which a simulation looks for them in the folder SECURE_FL_DATA,
+    # and where to get them.
+    public_files: ClassVar[tuple[str, ...]] = ()
+    public_source: ClassVar[str] = ""
 
     settings: TaskSettings
 

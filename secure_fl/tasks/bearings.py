@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,20 @@ class Bearings(Task):
     kind = "classification"
     preprocessing = "public"
     Settings = BearingsSettings
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "simulation.partition": "natural",
+        "simulation.nodes": len(LOCATIONS) * LOADS,
+        "strategy.epochs": 5,
+        "strategy.batch_size": 32,
+        "strategy.optimizer": "adam",
+        "strategy.learning_rate": 0.0005,
+    }
+    # The paper's network, of which a site shares the first cells.
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedasa": {"task.network": "cells"},
+        "ditto": {"strategy.personal_epochs": 5},
+        "tp": {"strategy.personal_epochs": 5},
+    }
     settings: BearingsSettings
 
     def model(self) -> nn.Module:

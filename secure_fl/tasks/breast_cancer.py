@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +14,7 @@ from torch import nn
 from secure_fl.errors import SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, read_npz
 from secure_fl.tasks.cutting import divide
-from secure_fl.tasks.metrics import Auc, Sensitivity
+from secure_fl.tasks.metrics import Auc, Metric, Sensitivity
 from secure_fl.tasks.packaged import read_table
 
 # Mean and standard deviation of each measurement in the published data (Wolberg, Street and Mangasarian, 1995; 569
@@ -48,8 +50,16 @@ class BreastCancer(Task):
     kind = "classification"
     preprocessing = "public"
     # Malignant is class 0 in the published data.
-    metrics = (Auc(), Sensitivity(at_specificity=0.9, positive=0, called="sensitivity_at_90"))
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Auc(),
+        Sensitivity(at_specificity=0.9, positive=0, called="sensitivity_at_90"),
+    )
     Settings = BreastCancerSettings
+    # Sites are not compared by models of fewer numbers (docs/guard.md).
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedamp": {"task.hidden": 32},
+        "fedcca": {"task.hidden": 32},
+    }
     settings: BreastCancerSettings
 
     def model(self) -> nn.Module:

@@ -23,6 +23,8 @@ class Cifar10(ImageTask):
         "with x_train, y_train, x_test, y_test or x, y of 32x32x3 uint8 images and classes 0 to 9"
     )
     formats = ("bin", "npz")
+    public_files = ("cifar10.npz", "cifar-10-batches-bin", "cifar10_subset.npz")
+    public_source = "Krizhevsky, 2009: CIFAR-10, the binary version"
 
     def read_folder(self, folder: Path) -> Images:
         """Six batches: in each record a class, then 1024 bytes each of red, green and blue."""

@@ -7,3 +7,6 @@ from secure_fl.tasks.mnist import Mnist
 
 class Fashion(Mnist):
     """Fashion-MNIST: ten kinds of clothing. The publisher uses MNIST's file names, so only the folder differs."""
+
+    public_files = ("fashion_mnist.npz", "fashion.npz", "fashion")
+    public_source = "Zalando Research: Fashion-MNIST"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import csv
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from torch import nn
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, open_npz, require_path
 from secure_fl.tasks.cutting import divide
-from secure_fl.tasks.metrics import Auc, Sensitivity
+from secure_fl.tasks.metrics import Auc, Metric, Sensitivity
 
 COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
@@ -66,8 +67,17 @@ class Heart(Task):
 
     kind = "classification"
     preprocessing = "public"
-    metrics = (Auc(), Sensitivity(at_specificity=0.9))
+    metrics: ClassVar[tuple[Metric, ...]] = (Auc(), Sensitivity(at_specificity=0.9))
     Settings = HeartSettings
+    may_have_groups = False
+    public_files = ("heart_disease",)
+    public_source = "UCI Machine Learning Repository, data set 45 (Heart Disease), the four processed.*.data files"
+    defaults: ClassVar[Mapping[str, Any]] = {"simulation.partition": "natural", "simulation.nodes": len(HOSPITALS)}
+    # Sites are not compared by models of fewer numbers (docs/guard.md).
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedamp": {"task.hidden": 32},
+        "fedcca": {"task.hidden": 32},
+    }
     settings: HeartSettings
 
     def model(self) -> nn.Module:

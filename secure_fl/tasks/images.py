@@ -63,6 +63,7 @@ class ImageTask(Task):
     kind = "classification"
     preprocessing = "public"
     Settings = ImageSettings
+    may_have_groups = False
     settings: ImageSettings
 
     shape: ClassVar[tuple[int, ...]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from secure_fl.tasks.images import Images, ImageTask, read_idx_folder
 
@@ -19,6 +20,8 @@ class Mnist(ImageTask):
     shape = (28, 28)
     files = FILES
     formats = ("idx", "npz")
+    public_files: ClassVar[tuple[str, ...]] = ("mnist.npz", "mnist")
+    public_source = "LeCun, Cortes and Burges: the MNIST database of handwritten digits"
 
     def read_folder(self, folder: Path) -> Images:
         """Four IDX files."""

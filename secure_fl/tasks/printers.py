@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,24 @@ class Printers(Task):
     kind = "regression"
     preprocessing = "public"
     Settings = PrintersSettings
+    may_have_groups = False
+    public_files = ("printer3d_vibration.npz", "printers.csv")
+    public_source = "Chou and Okwudire, 2021: vibrations of six 3D printers"
+    # As in the code published with the PFL-DA paper: full batches and Adam.
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "simulation.partition": "natural",
+        "simulation.nodes": 6,
+        "strategy.epochs": 10,
+        "strategy.batch_size": 1024,
+        "strategy.optimizer": "adam",
+        "strategy.learning_rate": 0.003,
+        "strategy.weight_decay": 0.0003,
+    }
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "ditto": {"strategy.personal_epochs": 10, "strategy.lam": 0.9},
+        "pflda": {"strategy.lam": 0.9},
+        "tp": {"strategy.personal_epochs": 10},
+    }
     settings: PrintersSettings
 
     def model(self) -> nn.Module:

@@ -7,6 +7,8 @@ each other, so what protects one visit does not yet protect the patient.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ from torch import nn
 from secure_fl.errors import DataError, SettingsError
 from secure_fl.tasks.base import Arrays, LocalData, Source, Task, TaskSettings, read_npz
 from secure_fl.tasks.cutting import cut, divide
-from secure_fl.tasks.metrics import Auc, Sensitivity
+from secure_fl.tasks.metrics import Auc, Metric, Sensitivity
 from secure_fl.tasks.partition import Share
 from secure_fl.tasks.units import unit_names
 
@@ -49,8 +51,14 @@ class Visits(Task):
 
     kind = "classification"
     preprocessing = "public"
-    metrics = (Auc(), Sensitivity(at_specificity=0.9))
+    metrics: ClassVar[tuple[Metric, ...]] = (Auc(), Sensitivity(at_specificity=0.9))
     Settings = VisitsSettings
+    defaults: ClassVar[Mapping[str, Any]] = {"simulation.partition": "natural"}
+    # Sites are not compared by models of fewer numbers (docs/guard.md).
+    defaults_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fedamp": {"task.hidden": 128},
+        "fedcca": {"task.hidden": 128},
+    }
     settings: VisitsSettings
 
     def model(self) -> nn.Module:

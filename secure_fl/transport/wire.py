@@ -99,9 +99,8 @@ def _check_announcement(message: pb.PhaseAnnouncement) -> None:
     require(tensors <= limits.TENSORS, "a model has too many tensors")
     require(len(message.model.digest) == limits.DIGEST_BYTES, "a model has no digest")
     check_object(message.model.object)
-    require(len(message.model.earlier) <= limits.EARLIER_MODELS, "a model has too many predecessors")
-    for earlier in message.model.earlier:
-        check_object(earlier)
+    if message.model.HasField("first"):
+        check_object(message.model.first)
 
 
 _ROUND_KINDS = {

@@ -69,14 +69,14 @@ class EvilCoordinator:
 
     def announce(
         self, *, number: int = 1, attempt: int = 1, invited: tuple[str, ...] = (), weights: bytes = WEIGHTS,
-        earlier: tuple[bytes, ...] = (), **changes: Any,
+        first: bytes = b"", version: int = 0, **changes: Any,
     ) -> None:  # fmt: skip
         """An announcement that is right but for the changes."""
         model = pb.ModelRef(
-            version=0, digest=LAYOUT.digest(LAYOUT.unflatten(weights)), blocks=layout_to_wire(LAYOUT),
-            object=reference(weights), earlier=[reference(each) for each in earlier],
+            version=version, digest=LAYOUT.digest(LAYOUT.unflatten(weights)), blocks=layout_to_wire(LAYOUT),
+            object=reference(weights), first=reference(first) if first else None,
         )  # fmt: skip
-        self.models.update({reference(each).sha256: each for each in (*earlier, weights)})
+        self.models.update({reference(each).sha256: each for each in (first, weights)})
         body = pb.PhaseAnnouncement(
             round=number, attempt=attempt, kind=pb.ROUND_KIND_TRAIN, phase="upload", deadline_ms=5000, model=model,
             invited=invited or self.fed.names, payload=pb.Payload(protection="none", phase="upload", version=1),

@@ -56,16 +56,16 @@ def moved(steps: int) -> bytes:
 
 @both
 def test_there_are_no_more_steps_than_flushes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool) -> None:
-    """Other circles' flushes are steps that a site has not seen. They are checked one by one, and they are counted."""
+    """Other circles' flushes are steps that a site has not seen. The coordinator says how many, up to a limit."""
     if not checked:
         monkeypatch.setattr(VerifiedModels, "_most_steps", lambda *_: 99)
 
     async def scenario(evil: EvilCoordinator) -> None:
         evil.announce(weights=FIRST)
         await evil.next_upload(1)
-        evil.announce(number=2, weights=moved(2), earlier=(moved(1),))  # more than one step, since others flushed
+        evil.announce(number=2, weights=moved(2), version=2)  # more than one step, since others flushed
         await evil.next_upload(2)
-        evil.announce(number=3, weights=moved(5), earlier=(moved(3), moved(4)))
+        evil.announce(number=3, weights=moved(5), version=5)
         if checked:
             assert await evil.answer() == "Refused"
         else:
@@ -74,15 +74,34 @@ def test_there_are_no_more_steps_than_flushes(tmp_path: Path, monkeypatch: pytes
     play(tmp_path, scenario)
 
 
-def test_a_version_further_away_than_a_step_is_refused_also_if_it_was_published_before(tmp_path: Path) -> None:
-    """An old version is no exception: a site goes back no further than a flush could have moved the model."""
+@both
+def test_a_model_is_no_further_away_than_there_were_flushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    if not checked:
+        monkeypatch.setattr(node.models, "require_step", lambda *_, **__: None)
 
     async def scenario(evil: EvilCoordinator) -> None:
         evil.announce(weights=FIRST)
         await evil.next_upload(1)
-        evil.announce(number=2, weights=moved(2), earlier=(moved(1),))
+        evil.announce(number=2, weights=moved(3), version=2)
+        if checked:
+            assert await evil.answer() == "Protection"
+        else:
+            await evil.next_upload(2)
+
+    play(tmp_path, scenario)
+
+
+def test_no_older_version_is_trained_from_even_if_it_was_published_before(tmp_path: Path) -> None:
+    async def scenario(evil: EvilCoordinator) -> None:
+        evil.announce(weights=FIRST)
+        await evil.next_upload(1)
+        evil.announce(number=2, weights=moved(2), version=2)
         await evil.next_upload(2)
         evil.announce(number=3, weights=FIRST)
+        assert await evil.answer() == "Refused"
+        evil.announce(number=3, attempt=2, weights=moved(1), version=2)  # a version has one model
         assert await evil.answer() == "Protection"
 
     play(tmp_path, scenario)

@@ -18,9 +18,8 @@ import node.models
 import node.training.trainer
 import secure_fl.study.start
 import secure_fl.study.submission
-from coordinator.shared_model import SharedModel
 from node.local import InlineExecutor
-from node.models import VerifiedModels
+from node.models import Target, VerifiedModels
 from node.reasons import REASONS, spoken
 from node.service import Node
 from node.training.jobs import Job, Result
@@ -63,7 +62,9 @@ def test_the_first_round_trains_from_the_studys_own_model_and_no_other_is_fetche
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool
 ) -> None:
     if not checked:
-        monkeypatch.setattr(VerifiedModels, "route", lambda _, model, number: [model.object])
+        monkeypatch.setattr(
+            VerifiedModels, "route", lambda _, model, number: [Target(object=model.object, version=number - 1)]
+        )
 
     async def scenario(evil: EvilCoordinator) -> None:
         evil.announce(weights=weights(3, -2, 5.5))
@@ -82,9 +83,14 @@ def test_a_node_that_comes_late_begins_with_the_studys_own_model_too(tmp_path: P
         evil.announce(number=2, weights=near)
         assert await evil.answer() == "Refused"
         assert not evil.fetched
-        evil.announce(number=2, attempt=2, weights=near, earlier=(FIRST,))
+        evil.announce(number=2, attempt=2, weights=near, first=near)
+        assert await evil.answer() == "Refused"
+        evil.announce(number=2, attempt=3, weights=weights(4.5, -2, 5), first=FIRST)
+        assert await evil.answer() == "Protection"
+        evil.announce(number=3, weights=near, first=FIRST)
         await evil.next_upload(1)
-        assert evil.fetched == [FIRST, near]
+        assert evil.fetched[-1] == near
+        assert evil.fetched.count(FIRST) == 1
 
     play(tmp_path, scenario)
 
@@ -133,36 +139,20 @@ def test_a_model_that_no_round_can_have_made_is_not_trained_from(
     against_a_node(tmp_path, scenario, settings=STUDY, training=Careless())
 
 
-def test_rounds_that_were_missed_are_gone_through_step_by_step(tmp_path: Path) -> None:
+def test_a_site_that_was_away_takes_the_steps_it_missed_at_once_and_none_twice(tmp_path: Path) -> None:
     async def scenario(evil: EvilCoordinator) -> None:
         evil.announce(weights=FIRST)
         await evil.next_upload(1)
-        way = (weights(4, -2, 5), weights(5, -2, 5), weights(6, -2, 5))
-        evil.announce(number=4, attempt=1, weights=way[2])  # as if away were an excuse for three steps at once
+        evil.announce(number=3, weights=weights(5.001, -2, 5))
         assert await evil.answer() == "Protection"
-        evil.announce(number=4, attempt=2, weights=way[2], earlier=(way[1],))
-        assert await evil.answer() == "Protection"
-        evil.announce(number=4, attempt=3, weights=way[2], earlier=(FIRST, *way[:2]))
+        evil.announce(number=4, weights=weights(4, -2, 5))
         await evil.next_upload(2)
-
-    play(tmp_path, scenario)
-
-
-@both
-def test_there_are_no_more_steps_than_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool) -> None:
-    """Small steps, many of them: a model as far away as anybody likes."""
-    if not checked:
-        monkeypatch.setattr(VerifiedModels, "route", lambda _, model, number: [*model.earlier, model.object])
-    way = tuple(weights(3 + step, -2, 5) for step in range(1, 9))
-
-    async def scenario(evil: EvilCoordinator) -> None:
-        evil.announce(weights=FIRST)
-        await evil.next_upload(1)
-        evil.announce(number=2, weights=way[-1], earlier=way[:-1])
-        if checked:
-            assert await evil.answer() == "Refused"
-        else:
-            await evil.next_upload(2)
+        # Of the three steps it took one. The other two are forfeited: a round later there is one again.
+        evil.announce(number=5, weights=weights(6, -2, 5))
+        assert await evil.answer() == "Protection"
+        evil.announce(number=6, weights=weights(6, -2, 5))
+        await evil.next_upload(3)
+        assert evil.fetched.count(FIRST) == 1
 
     play(tmp_path, scenario)
 
@@ -174,21 +164,21 @@ def test_a_study_that_is_closed_and_offered_again_goes_on_from_the_last_model(
     """Otherwise the coordinator could begin anew whenever it likes, with every round so far as a step to spend."""
     if not checked:
         monkeypatch.setattr(VerifiedModels, "_load", lambda _: None)
-    here, away = weights(4, -2, 5), tuple(weights(3 - step, -2, 5) for step in range(1, 4))
+    here, away = weights(4, -2, 5), weights(0, -2, 5)
 
     async def scenario(evil: EvilCoordinator) -> None:
         evil.announce(weights=FIRST)
         await evil.next_upload(1)
-        evil.announce(number=2, weights=here, earlier=(FIRST,))
+        evil.announce(number=2, weights=here, first=FIRST)
         await evil.next_upload(2)
         closed = pb.StudyClosed(finished=False, reason="")
         offer = pb.StudyOffer(settings=evil.fed.study.canonical())
         evil.outbox.put_nowait(pb.CoordinatorMessage(study_id=evil.fed.study.id, study_closed=closed))
         evil.outbox.put_nowait(pb.CoordinatorMessage(study_id=evil.fed.study.id, study_offer=offer))
         assert (await asyncio.wait_for(evil.said.get(), 5)).study_answer.accepted
-        evil.announce(number=4, weights=away[2], earlier=(FIRST, *away[:2]))
+        evil.announce(number=4, weights=away, first=FIRST)
         if checked:
-            assert await evil.answer() == "Refused"
+            assert await evil.answer() == "Protection"
         else:
             await evil.next_upload(3)
 
@@ -203,7 +193,7 @@ def test_models_that_vanished_from_a_nodes_disk_are_no_new_beginning(tmp_path: P
         (kept,) = folder.glob("verified-*.bin")
         assert kept.read_bytes() == FIRST
         kept.unlink()
-        evil.announce(number=2, weights=weights(4, -2, 5), earlier=(FIRST,))
+        evil.announce(number=2, weights=weights(4, -2, 5), first=FIRST)
         assert await evil.answer() == "NotReady"
 
     play(tmp_path, scenario)
@@ -222,14 +212,7 @@ class Late(FakeTraining):
         return await super().run(job)
 
 
-@both
-def test_a_site_that_joins_late_is_given_the_way_it_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool
-) -> None:
-    """The honest coordinator keeps the models that a site of the roster has not seen; here, or not."""
-    if not checked:
-        monkeypatch.setattr(SharedModel, "earlier", lambda *_: ())
-
+def test_a_site_that_joins_late_is_given_the_first_model_too(tmp_path: Path) -> None:
     async def run() -> None:
         rounds = {"deadline": 20, "phase_deadline": 20, "gather": 0.3}
         fed = Federation(tmp_path / "run", {"study": {"rounds": 5}, "rounds": rounds})
@@ -240,18 +223,16 @@ def test_a_site_that_joins_late_is_given_the_way_it_missed(
         while not any(kind == "round-started" and fields["round"] == 3 for kind, fields in fed.events):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         objects = fed.workspace.study_state / "objects"
-        assert len(list(objects.iterdir())) == (3 if checked else 2)
+        assert len(list(objects.iterdir())) == 3  # the first, the one before, the current one
         fed.start_node("site-04")
         await asyncio.sleep(0.5)
         event.set()
         record = await study
         assert record is not None
         fourth = [_of(entry, "site-04") for entry in record.rounds if entry.number >= 4]
-        assert [site.outcome for site in fourth] == ["took part" if checked else "sat out"] * 3
-        assert {site.reason for site in fourth} == {"" if checked else "Refused"}
+        assert [(site.outcome, site.reason) for site in fourth] == [("took part", "")] * 3
         await fed.close()
-        if checked:  # Everybody has the last model now: nothing of the way is kept.
-            assert len(list(objects.iterdir())) == 1
+        assert len(list(objects.iterdir())) <= 3  # However many rounds there were.
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

@@ -303,7 +303,9 @@ def test_a_study_the_site_does_not_allow_gets_a_code_and_its_rounds_get_nothing(
         scene.announce(study, invited=tuple(study.study.roster))  # as if it had been accepted
 
     scene = conversation(tmp_path, scenario, replies=1)
-    refusal = pb.StudyAnswer(accepted=False, refusal="Refused")
+    # That nobody has agreed yet is said. Of the policy of a site that has not agreed, nothing is.
+    code = "NotApproved" if make in (unapproved, approved_with_another_roster) else "Refused"
+    refusal = pb.StudyAnswer(accepted=False, refusal=code)
     assert scene.recorder.heard() == [pb.NodeMessage(study_id=offered[0], study_answer=refusal)]
     nothing_happened(scene)
 

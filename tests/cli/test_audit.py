@@ -236,3 +236,38 @@ def test_the_officers_page_names_commands_and_messages_that_there_are() -> None:
     for message in messages:
         for part in re.split("…|[:;] ", message):
             assert part.strip() in source, part
+
+
+# --- what an auditor is told to do --------------------------------------------------------------------------------
+
+
+def test_advice_is_for_whoever_audits_and_not_for_the_sites_operator(desk: Desk) -> None:
+    content = (desk.folder / "ledger.jsonl").read_bytes()
+    told = [desk.run("verify", "nowhere.jsonl", "--ca", "ca.pem")[2], desk.verify("--site", "south")[2]]
+    (desk.folder / "ledger.jsonl").write_bytes(content.replace(b"ward-7", b"ward-8", 1))
+    told.append(desk.verify()[2])
+    (desk.folder / "ledger.jsonl").write_bytes(b"")
+    told.append(desk.verify()[2])
+    (desk.folder / "ledger.jsonl").write_bytes(content)
+    (desk.folder / "witness.jsonl").write_text("{}\n")
+    told.append(desk.verify("--witness", "witness.jsonl")[2])
+    for said in told:
+        assert "→" in said
+        assert "ask the" in said.lower()
+        # What an operator would do at the site: none of it is an auditor's to do.
+        for operators in ("sits out", "put this site's own", "start with an empty state", "the node begins"):
+            assert operators not in said, said
+
+
+def test_a_witness_file_that_shows_nothing_is_not_taken_for_one_that_does(desk: Desk, consortium: Authority) -> None:
+    (desk.folder / "empty.jsonl").write_bytes(b"")
+    south = consortium.issue("node", "south")
+    other = note_of(south, LedgerHead(site="south", length=3, head="ab" * 32), study=HEART, round=1)
+    WitnessFile(desk.folder / "own.jsonl").note(other)  # As north's own: it has noted others, and not itself.
+    code, out, _ = desk.verify("--witness", "empty.jsonl", "--witness", "own.jsonl")
+    assert code == 0
+    assert "note: empty.jsonl is empty: it shows nothing about north" in out
+    assert "note: own.jsonl has no note about north, and shows nothing about it: it is north's own file" in out
+    assert "no witness: that the end was not cut off" in out
+    WitnessFile(desk.folder / "witness.jsonl").note(desk.story.note())
+    assert "shows nothing" not in desk.verify("--witness", "witness.jsonl")[1]

@@ -90,7 +90,7 @@ def test_the_unexpected_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("secure_fl.cli.study.Study.read", broken)
+    monkeypatch.setattr("secure_fl.cli.study.Study.read_table", broken)
     left, text = run(monkeypatch, capsys, "study", "check", "x.toml")
     assert left == 70
     assert "RuntimeError" in text

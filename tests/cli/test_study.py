@@ -15,6 +15,7 @@ from secure_fl import protect, strategies
 from secure_fl.api.operator import find
 from secure_fl.cli import app
 from secure_fl.errors import SettingsError, UnknownStudyError, UsageError
+from secure_fl.identity.authority import Authority
 from secure_fl.operations.operator import Operator
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.study.settings import Study
@@ -30,17 +31,15 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path) -> None:
     result = invoke(app, ["study", "check", str(path), "--json"])
     assert json.loads(result.stdout) == {
         "study": "trial", "id": study.id, "sites": 0, "valid": True, "dropouts_tolerated": 0,
-        "circles": [5, 5],
+        "circles": [5, 5], "defaults": {}, "warnings": [],
     }  # fmt: skip
 
 
 def test_a_new_study_takes_the_sites_from_the_authority(tmp_path: Path) -> None:
     path, sites, authority = tmp_path / "study.toml", tmp_path / "roster.toml", str(tmp_path / "pki")
     assert invoke(app, ["pki", "init", authority, "--consortium", "Heart"]).exit_code == 0
-    issued = {}
-    for site in ("a.b", "c", "d"):
-        result = invoke(app, ["pki", "issue", authority, "node", site, "--out", str(tmp_path / "keys"), "--json"])
-        issued[site] = json.loads(result.stdout)["fingerprint"]
+    opened = Authority.open(Path(authority))
+    issued = {site: opened.issue("node", site).certificate.fingerprint for site in ("a.b", "c", "d")}
     sites.write_text(invoke(app, ["pki", "roster", authority]).stdout)
     arguments = ["study", "new", str(path), "--rounds", "3", "--roster", str(sites)]
     assert invoke(app, arguments).exit_code == 0
@@ -110,7 +109,7 @@ def test_a_study_whose_rounds_tolerate_no_dropout_says_so(tmp_path: Path) -> Non
     path = tmp_path / "study.toml"
     path.write_text("[simulation]\nnodes = 8\n")
     assert (
-        "2 circles of 4 and 4 sites; a circle opens when all of it is there"
+        "2 circles of 4 sites; a circle opens when all of it is there"
         in invoke(app, ["study", "check", str(path)]).stdout
     )
     path.write_text("[protection]\nrecovery = true\n[simulation]\nnodes = 3\n")

@@ -173,7 +173,8 @@ def test_a_sites_policy_wins_and_nothing_leaves_it(
         start_all(fed)
         record = await finish(fed)
         assert all(round_.cohort == ("site-02", "site-03", "site-04") for round_ in record.rounds)
-        assert ("refused", {"study_id": fed.study.id, "node": "site-01", "reason": "Refused"}) in fed.events
+        reason = "NotApproved" if "approved" in policy else "Refused"
+        assert ("refused", {"study_id": fed.study.id, "node": "site-01", "reason": reason}) in fed.events
         assert logged in caplog.text
         ledger = list(read_ledger(fed.workspace.node_folder("site-01") / "ledger.jsonl"))
         assert [entry.kind for entry in ledger] == ["opened"]

@@ -20,10 +20,10 @@ def layout(size: int, name: str = "w") -> Layout:
     return Layout((BlockShape(name=name, tensors=(TensorShape(name="t", shape=(size,)),)),))
 
 
-def moved(before: Vector, after: Vector, largest: float, name: str = "w") -> bool:
-    """Whether the step is taken for one of a round."""
+def moved(before: Vector, after: Vector, largest: float, name: str = "w", steps: int = 1) -> bool:
+    """Whether the step is taken for one of a round, or of several."""
     try:
-        require_step({name: before}, {name: after}, layout(before.size, name), largest=largest)
+        require_step({name: before}, {name: after}, layout(before.size, name), largest=largest, steps=steps)
     except StepTooLargeError:
         return False
     return True
@@ -38,6 +38,24 @@ def test_the_largest_honest_step_passes_whatever_is_rounded(clip: float, beta: f
     w = np.array([size, 0, 1, size / 3], np.float32)
     mean = np.full(4, sign * clip, np.float64).astype(np.float32)
     assert moved(w, w + np.float32(beta) * mean, beta * clip)
+
+
+@given(clip=clips, size=st.floats(-1e9, 1e9), sign=st.sampled_from([-1, 1]), steps=st.integers(1, 300))
+def test_the_largest_honest_steps_one_after_the_other_pass_at_once(
+    clip: float, size: float, sign: int, steps: int
+) -> None:
+    w = before = np.array([size, 0, 1, size / 3], np.float32)
+    for _ in range(steps):
+        w = w + np.full(4, sign * clip, np.float32)
+    assert moved(before, w, clip, steps=steps)
+
+
+@given(clip=clips, sign=st.sampled_from([-1, 1]), steps=st.integers(1, 300))
+def test_no_more_than_so_many_steps_pass(clip: float, sign: int, steps: int) -> None:
+    w = np.zeros(3, np.float32)
+    beyond = w.astype(np.float64)
+    beyond[0] = sign * clip * (steps + 0.01)
+    assert not moved(w, beyond.astype(np.float32), clip, steps=steps)
 
 
 @given(clip=clips, size=st.floats(-100, 100), sign=st.sampled_from([-1, 1]))
@@ -92,3 +110,5 @@ def test_what_is_shipped_does_not_move_and_neither_does_a_model_without_a_step()
     assert not moved(before, after, 0.0)
     assert moved(before, before.copy(), 0.0)
     assert moved(before, before.copy(), 1.0, name="@hint")
+    assert not moved(before, after, 1.0, name="@hint", steps=5)
+    assert not moved(before, after, 1.0, steps=0)

@@ -51,6 +51,7 @@ def worst(folder: Path, protection: str, **environment: str) -> tuple[dict[str, 
         "metrics": {"share": "aggregate"},
     }
     with machine() as idle, Processes(folder, settings, nodes=3, training="real") as fed:
+        fed.log_everything()
         fed.start_coordinator(**environment)
         for name in fed.names:
             fed.start_node(name, **environment)

@@ -29,12 +29,13 @@ from tests.support.processes import ROOT
 
 SUMMARY = {
     "study", "strategy", "protection", "engine", "rounds", "seconds", "mean_accuracy", "std_accuracy",
-    "global_accuracy", "mean_mse", "bytes_up_per_node_round", "bytes_down_per_node_round", "combinations_opened",
-    "combinations_possible", "blocks_never_opened", "blocks_missing", "nodes", "report",
+    "global_accuracy", "mean_mse", "metrics", "bytes_up_per_node_round", "bytes_down_per_node_round",
+    "combinations_opened", "combinations_possible", "blocks_never_opened", "blocks_missing", "circles", "nodes",
+    "report", "seeded",
 }  # fmt: skip
 NODE = {
-    "name", "samples", "accuracy", "loss", "epsilon", "delta", "budget_used", "bytes_up", "bytes_down", "rounds_taken",
-    "dropped",
+    "name", "samples", "accuracy", "loss", "metrics", "epsilon", "delta", "budget_used", "bytes_up", "bytes_down",
+    "rounds_taken", "dropped",
 }  # fmt: skip
 
 

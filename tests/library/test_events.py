@@ -15,6 +15,7 @@ from secure_fl.rounds import RoundKind
 
 VALUES: dict[str, Any] = {
     "str": "text", "int": 3, "float": 0.5, "RoundKind": RoundKind.EVALUATE,
+    "tuple[str, ...]": ("a", "b"),
     "RoundRecord": RoundRecord(
         number=2, kind=RoundKind.TRAIN, attempts=1, seconds=0.25, blocks_kept=("head",),
         nodes=(NodeRound(name="a", outcome="took part", bytes_up=3),),

@@ -101,7 +101,7 @@ def test_a_study_without_this_site_is_not_approved(
     for wanted in (other.id, str(tmp_path / "other.toml")):
         assert desk.main(["approve", str(path), made.study.id, wanted]) == 7
         told = capsys.readouterr()
-        assert ("is without this site" if roster == "without" else "another certificate for 'site-01'") in told.err
+        assert ("is without this site" if roster == "without" else "another key for 'site-01'") in told.err
         assert "nothing was approved" in told.err
         assert told.out == ""
     assert store.approvals() == frozenset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from node.training.trainer import Trainer
 from secure_fl import strategies, tasks
 from secure_fl.blocks import Blocks, BlockShape, Layout, TensorShape
 from secure_fl.checkpoints import load_arrays
-from secure_fl.errors import DataError, LayoutMismatchError
+from secure_fl.errors import DataError, LayoutMismatchError, SettingsError
 from secure_fl.files import write_atomically
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.base import SHIPPED_TENSOR
@@ -94,6 +94,17 @@ def product() -> float:
     return float((torch.full((64,), 1e-30) * torch.full((64,), 1e-10)).max())
 
 
+class Dated(FedAvg):
+    """Notes which round it is."""
+
+    name = "dated"
+    rounds: ClassVar[list[int | None]] = []
+
+    def fit(self, site: Site) -> Blocks:
+        self.rounds.append(site.round)
+        return super().fit(site)
+
+
 class Curious(FedAvg):
     """Keeps what was shipped."""
 
@@ -107,11 +118,20 @@ class Curious(FedAvg):
         return change
 
 
-def execute(folder: Path, strategy: str, *, ship: bool = False, kind: RoundKind = RoundKind.TRAIN) -> Result:
+def execute(
+    folder: Path,
+    strategy: str,
+    *,
+    ship: bool = False,
+    kind: RoundKind = RoundKind.TRAIN,
+    metrics: dict[str, Any] | None = None,
+    version: int | None = None,
+) -> Result:
     """A first round of breast-cancer at one of three sites."""
     if strategy not in strategies.known():
         strategies.register(strategy, f"{__name__}:{strategy.capitalize()}")
-    study = Study.parse({"task": {"name": "breast-cancer"}, "strategy": {"name": strategy, "epochs": 1}})
+    named = {"task": {"name": "breast-cancer"}, "strategy": {"name": strategy, "epochs": 1}}
+    study = Study.parse({**named, "metrics": metrics or {}})
     write_atomically(folder / "study.json", study.canonical())
     layout, start = initial_blocks(tasks.create("breast-cancer", {}), study.study.seed)
     if ship:
@@ -125,6 +145,7 @@ def execute(folder: Path, strategy: str, *, ship: bool = False, kind: RoundKind 
         folder="", device="cpu", threads=1, layout=layout_to_json(layout), received=str(folder / "received"),
         personal="", combination="", state="", update_to=str(folder / "update"), features_to="",
         model_to=str(folder / "model"), personal_to=str(folder / "personal"), state_to=str(folder / "state"),
+        version=version,
     )  # fmt: skip
     return Trainer().execute(job)
 
@@ -136,6 +157,27 @@ def test_the_common_model_is_measured_beside_one_that_is_made_from_it_and_not_ke
     assert metrics.accuracy != metrics.global_accuracy
     assert load_arrays(tmp_path / "update")
     assert not (tmp_path / "personal").exists()
+
+
+def test_a_study_that_asks_for_finer_sums_than_the_task_here_declares_is_not_measured(tmp_path: Path) -> None:
+    finer = {"name": "auc", "sums": 4096, "formula": "auc", "settings": {"positive": 1, "bins": 2048}}
+    with pytest.raises(SettingsError, match="what the task that is installed here does not"):
+        execute(tmp_path, "fedavg", metrics={"of": [finer]})
+    assert not (tmp_path / "update").exists()
+
+
+def test_the_tasks_metrics_are_measured_on_the_model_that_the_site_predicts_with(tmp_path: Path) -> None:
+    turned, plain = execute(tmp_path, "contrary").metrics.sums, execute(tmp_path, "fedavg").metrics.sums
+    assert turned.keys() == plain.keys() == {"auc", "sensitivity_at_90"}
+    assert turned["auc"] != plain["auc"]
+    assert sum(turned["auc"]) == sum(plain["auc"])
+
+
+def test_the_round_is_the_models_where_a_circle_takes_turns_of_its_own(tmp_path: Path) -> None:
+    """So that AiFed's r̂ = round − 1 is the version that was trained from, however many turns the site has taken."""
+    for version in (None, 0, 17):
+        execute(tmp_path, "dated", version=version)
+    assert Dated.rounds == [1, 1, 18]
 
 
 def test_how_rich_labels_are_goes_to_the_weight_and_not_into_the_measurements(tmp_path: Path) -> None:

@@ -14,29 +14,32 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tomli_w
 import typer
 from pydantic import BaseModel
 from safetensors.numpy import load
-from sklearn.datasets import load_breast_cancer
 
 from coordinator.config import CoordinatorFile
 from node.config import DatasetSection, NodeFile
 from secure_fl.cli import app
+from secure_fl.identity.party_file import PartyFile
 from secure_fl.operations.operator import OperatorFile
+from secure_fl.operations.party_templates import Dataset, coordinator_file, node_file, operator_file
 from secure_fl.privacy.ledger import read_ledger
 from secure_fl.settings import read_toml
-from tests.support.page import Machines, fences, links, missing_links
+from tests.support.page import Fence, Machines, fences, links, missing_links
 from tests.support.processes import ROOT, free_port
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 
 
+MOST_COMMANDS = 25
+
+
 def addresses() -> dict[str, str]:
-    """All that is replaced on the page, in this order."""
+    """All that is replaced on the page and in the coordinator's file, in this order."""
     port = free_port()
     return {
         "fl.example.org:8443": f"127.0.0.1:{port}",
@@ -46,14 +49,40 @@ def addresses() -> dict[str, str]:
     }
 
 
-def give_data(folder: Path) -> None:
-    """Every hospital has its own rows, and those of a ward apart."""
-    rows = load_breast_cancer()
-    for index, site in enumerate(SITES):
-        (folder / site).mkdir()
-        for half, name in enumerate(("data.npz", "ward.npz")):
-            part = slice(2 * index + half, None, 2 * len(SITES))
-            np.savez(folder / site / name, x=rows.data[part], y=rows.target[part])
+def to_a_study() -> list[Fence]:
+    """What the page does from nothing to the end of the first study."""
+    return list(fences(PAGE.partition("## 1. From nothing to a study")[2].partition("\n## ")[0]))
+
+
+def test_from_nothing_to_a_study_are_few_commands_and_no_file_is_typed() -> None:
+    counted = sum(len(fence.text.splitlines()) * len(fence.sites) for fence in to_a_study())
+    assert counted <= MOST_COMMANDS
+    assert f"Six machines, {counted} commands in all, and no file to type." in PAGE
+    assert len({site for fence in to_a_study() for site in fence.sites}) == 6
+    # Each of them is one command: nothing is joined, looped or piped, and nothing is written by the shell.
+    for fence in fences(PAGE):
+        assert fence.language == "sh"
+    for line in "".join(fence.text for fence in to_a_study()).splitlines():
+        assert line.startswith("secure-fl ")
+        assert not set(line) & set(";|&<>")
+
+
+EVERYWHERE = ("At each hospital", "at each hospital", "At each of the four", "On every machine", "At a hospital")
+
+
+def test_the_text_says_on_which_machine_a_command_is_typed() -> None:
+    parts = re.split(r"(^```.*\n(?:.*\n)*?^```$)", PAGE, flags=re.MULTILINE)
+    said = ""
+    for part in parts:
+        if not part.startswith("```"):
+            # Fences that follow each other share the paragraph before them.
+            said = part.strip().rpartition("\n\n")[2] or said
+        elif (sites := re.match(r"```sh site=([\w,-]+)", part)) is not None:
+            for site in sites[1].split(","):
+                named = f"`{site}`" in said or (
+                    site.startswith("hospital") and any(word in said for word in EVERYWHERE)
+                )
+                assert named or "On every machine" in said, f"{site}: {said}"
 
 
 def status(machines: Machines, study: str) -> dict[str, Any]:
@@ -63,10 +92,10 @@ def status(machines: Machines, study: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(600)
 def test_the_page_is_carried_out_as_written(tmp_path: Path) -> None:
-    give_data(tmp_path)
     todo = list(fences(PAGE))
+    replaced = addresses()
 
-    with Machines(tmp_path, addresses=addresses()) as machines:
+    with Machines(tmp_path, addresses=replaced) as machines:
 
         def carry_out_up_to(line: str) -> str:
             """Every fence before the one with this line; returns what the last one wrote."""
@@ -75,14 +104,21 @@ def test_the_page_is_carried_out_as_written(tmp_path: Path) -> None:
                 said = machines.carry_out(todo.pop(0))
             return said
 
-        # Submitted and not approved: the lead learns that sites refuse, and nothing has left any of them.
-        said = carry_out_up_to("secure-fl study show heart.toml")
-        assert "0 of 5 rounds" in said
+        carry_out_up_to("secure-fl coordinator join")
+        file = tmp_path / "hub" / "coordinator.toml"
+        for written, real in replaced.items():
+            file.write_text(file.read_text().replace(written, real))
+
+        carry_out_up_to("secure-fl sample")
+        wait(lambda: "listening on port" in (tmp_path / "hub" / "log").read_text())
+
+        # Submitted and not approved: nothing has left any site.
+        carry_out_up_to("secure-fl node approve node.toml ../lead/heart.toml")
         for site in SITES[:3]:
             assert [entry.kind for entry in read_ledger(tmp_path / site / "state" / "ledger.jsonl")] == ["opened"]
 
         # A site is enrolled while a study runs: nobody in it notices.
-        carry_out_up_to("secure-fl pki request node hospital-d")
+        carry_out_up_to("secure-fl node join ../authority/reply/invitation.toml --name hospital-d")
         done = status(machines, "second")["rounds_done"]
         carry_out_up_to("secure-fl study stop second")
         wait(lambda: status(machines, "second")["rounds_done"] > done)
@@ -138,7 +174,7 @@ def check_finished(machines: Machines, said: str) -> None:
 
 
 def check_refused(machines: Machines) -> None:
-    """A node's certificate is no operator's, and the certificate that was put aside is gone from the roster."""
+    """A node's certificate is no operator's; a renewed one has the same fingerprint, and a revoked site has none."""
     site = machines.folder / "hospital-a"
     node = read_toml(site / "node.toml")["node"]
     wanted = {key: node[key] for key in ("coordinator", "fingerprint", "certificate")}
@@ -211,10 +247,19 @@ def flat(table: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + key, tuple(value) if isinstance(value, list) else value
 
 
-FILES: dict[str, type[BaseModel]] = {
+FILES: dict[str, type[PartyFile]] = {
     "coordinator.toml": CoordinatorFile,
     "node.toml": NodeFile,
     "operator.toml": OperatorFile,
+}
+DIALED = {
+    "coordinator": "fl.example.org:8443",
+    "fingerprint": re.findall(r'^fingerprint = "(\w+)"', PAGE, re.MULTILINE)[0],
+}
+TEXTS = {
+    "coordinator.toml": coordinator_file("hub"),
+    "node.toml": node_file("hospital-a", **DIALED, datasets=(Dataset(id="breast-cancer", path="data.npz"),)),
+    "operator.toml": operator_file("lead", **DIALED),
 }
 # Said in the text around the file: top-level lists, and what only simulations have.
 # Named in the text below each file instead: they have no default that TOML could write.
@@ -227,22 +272,22 @@ ELSEWHERE = {
     "simulation",
     "datasets.breast-cancer.units",
     "datasets.breast-cancer.share",
-    "datasets.ward.share",
 }
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_key_is_on_the_page_with_its_default(name: str) -> None:
-    (fence,) = [fence for fence in fences(PAGE) if fence.file == name]
-    lines = fence.text.splitlines()
-    shown = dict(flat(tomllib.loads("\n".join(lines))))
+    # What `new` writes, word for word, and in it every key with its default but for what differs from party to party.
+    written = TEXTS[name]
+    assert f"```toml\n{written}```" in PAGE
+    FILES[name].parse(tomllib.loads(written))
+    shown = dict(flat(tomllib.loads(written)))
     expected = dict(defaults(FILES[name]))
     if name == "node.toml":
-        for dataset in ("breast-cancer", "ward"):
-            expected |= {f"datasets.{dataset}.{key}": value for key, value in defaults(DatasetSection)}
+        expected |= {f"datasets.breast-cancer.{key}": value for key, value in defaults(DatasetSection)}
     assert shown.keys() == expected.keys() - ELSEWHERE
     changed = {key.rpartition(".")[2] for key, value in shown.items() if value != expected[key]}
-    assert changed == {line.split(" =")[0] for line in lines if "# set" in line}
+    assert changed <= {"name", "coordinator", "fingerprint", "certificate", "path"}
 
 
 def product_text() -> str:

@@ -249,3 +249,21 @@ def test_the_charts_show_every_use_and_the_limit(browser: Browser, pages: dict[s
             assert visit.page.locator("svg .line.mean circle").evaluate_all(shown) == len(ward.uses)
             assert visit.page.locator("svg .line.d1 path").evaluate_all(shown) == 1
             assert visit.page.locator("svg rect.up").evaluate_all(shown) == 2
+
+
+def test_a_limit_that_was_raised_is_drawn_as_it_was_at_each_time(
+    tmp_path: Path, consortium: Authority, north: Credential
+) -> None:
+    """Drawn with the last limit throughout, the page would say that more had been allowed than was."""
+    story = Story(tmp_path / "ledger.jsonl", consortium, north)
+    for number, epsilon in ((1, 3.0), (2, 3.0), (3, 6.0)):
+        policy = {"epsilon": epsilon, "delta": 1e-5}
+        story.rounds(HEART, (number,), privacy=noisy(policy=policy))
+    page = audit_page.render(examine(read_site_ledger(story.path, authority=consortium.ca_pem)))
+    (title, path) = re.findall(r"<title>(limit: [^<]+)</title><path d=\"([^\"]+)\"", page)[0]
+    assert re.fullmatch(r"limit: ε = 3 from [0-9: -]+, ε = 6 from [0-9: -]+", title)
+    steps = re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)", path)
+    assert len(steps) == 2
+    assert steps[0][2] == steps[1][0]  # The one ends where the other begins,
+    assert float(steps[0][1]) > float(steps[1][1])  # and lies below it: y grows downwards.
+    assert "limit 6, changed once" in page

@@ -23,6 +23,7 @@ from secure_fl.report.drawing import nice_step, spread
 from secure_fl.report.text import duration, escape, fit, ranges, size
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.traces import Traces
+from secure_fl.results.turns import block_bytes
 from secure_fl.rounds import RoundKind
 from secure_fl.settings import set_dotted
 from secure_fl.simulation.run import next_steps
@@ -177,6 +178,41 @@ def rows(page: str, region: str) -> list[list[str]]:
     table = re.sub(r"<svg.*?</svg>", "drawn", table)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("</tr>")[:-1]]
     return [[re.sub(r"<[^>]*>", "", cell) for cell in row] for row in cells]
+
+
+def with_metrics(record: StudyRecord, name: str = "auc") -> tuple[StudyRecord, dict[str, Any]]:
+    """The same where the task declares a metric."""
+    rounds = tuple(
+        replace(
+            entry,
+            metrics={name: 0.9 + entry.number / 100, "kappa": None},
+            nodes=tuple(replace(node, metrics={name: 0.8}) for node in entry.nodes),
+        )
+        for entry in record.rounds
+    )
+    found = replace(record, rounds=rounds)
+    values = summary(found, metrics={name: 0.9421, "kappa": None})
+    values["nodes"] = [{**node, "metrics": {name: 0.8 + at / 100}} for at, node in enumerate(values["nodes"])]
+    return found, values
+
+
+def test_a_tasks_metrics_have_a_table_curves_and_a_column() -> None:
+    page = render(*with_metrics(study(4, 3)))
+    assert rows(page, "Metrics of the task") == [["auc", "0.9421", "0.8", "0.83"], ["kappa", "–", "–", "–"]]
+    assert "auc after each round" in page
+    assert "kappa after each round" not in page
+    (head,) = re.findall(r'aria-label="Every site".*?<thead>(.*?)</thead>', page, flags=re.DOTALL)
+    assert head.index("Loss") < head.index(">auc<") < head.index("Samples")
+    assert [row[4] for row in rows(page, "Every site")] == ["0.8", "0.81", "0.82", "0.83"]
+
+
+def test_a_metrics_name_is_escaped_and_a_task_without_metrics_has_no_such_section() -> None:
+    page = render(*with_metrics(study(4, 3), "<b>auc"))
+    assert "<b>auc" not in page
+    assert "&lt;b&gt;auc" in page
+    record = study(4, 3)
+    assert "Metrics of the task" not in render(record, summary(record))
+    assert "Metrics of the task" not in render(record, summary(record, metrics={}))
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3, 40])
@@ -377,19 +413,33 @@ def test_circles_are_named_with_the_rounds_they_were_closed_in() -> None:
     assert "Circles:" not in render(record, summary(record))
 
 
-def test_turns_of_circles_are_drawn_and_counted() -> None:
-    record = study(rounds=2)
+def buffered(*, times: bool = True) -> StudyRecord:
+    """Two circles of two sites: three versions, of which the second asked for one block only. Then the evaluation."""
+    record = study(rounds=3)
     first, second = ("site-00", "site-01"), ("site-02", "site-03")
     turns = (
-        CircleRound(members=first, opened=True, turn=1, base=0, staleness=0, seconds=1.0),
-        CircleRound(members=first, opened=True, turn=2, base=1, staleness=0, seconds=3.0),
-        CircleRound(members=second, opened=True, turn=1, base=0, staleness=2, seconds=9.0),
+        CircleRound(members=first, opened=True, turn=1, base=0, staleness=0, seconds=1.0, began=1000.0),
+        CircleRound(
+            members=first, opened=True, turn=2, base=1, staleness=0, seconds=3.0, began=1010.0, asked=("head",)
+        ),
+        CircleRound(members=second, opened=True, turn=1, base=0, staleness=2, seconds=9.0, began=1000.0),
     )
-    rounds = tuple(
-        replace(entry, number=number, kind=RoundKind.TRAIN, circles=(turn,))
-        for number, (entry, turn) in enumerate(zip(record.rounds, turns, strict=True), 1)
-    )
-    page = render(replace(record, rounds=rounds), summary(record))
+    entries = []
+    for number, turn in enumerate(turns, 1):
+        nodes = tuple(
+            NodeRound(name=name, outcome="took part", bytes_up=600, uploaded=1000.0 + 10 * number)
+            for name in turn.members
+        )
+        made = record.rounds[number - 1]
+        kept = turn if times else replace(turn, began=None)
+        entries.append(replace(made, nodes=nodes, circles=(kept,), committed=1001.0 + 10 * number, blocks_kept=()))
+    blocks = {"body": 200, "head": 100}
+    return replace(record, rounds=(*entries, record.rounds[3]), blocks=blocks, shared_parameters=300)
+
+
+def test_turns_of_circles_are_drawn_and_counted() -> None:
+    record = buffered()
+    page = render(record, summary(record))
     Page(page)
     assert [row[:1] + row[2:6] for row in rows(page, "Turns of each circle")] == [
         ["1", "2", "67%", "0.0", "0"],
@@ -397,7 +447,68 @@ def test_turns_of_circles_are_drawn_and_counted() -> None:
     ]
     assert "version 3: turn 1 of circle 2, begun from version 0" in page
     assert "1 turns were 2 versions old" in page
-    assert "Turns of circles" not in render(record, summary(record))
+    plain = study(rounds=2)
+    assert "Turns of circles" not in render(plain, summary(plain))
+
+
+def test_who_was_heard_how_much_is_beside_an_even_share() -> None:
+    record = buffered()
+    found = rows(render(record, summary(record)), "How much each site was heard")
+    assert found == [
+        ["site-00", "1", "2", "33.3%", "1.33 ×"],
+        ["site-01", "1", "2", "33.3%", "1.33 ×"],
+        ["site-02", "2", "1", "16.7%", "0.67 ×"],
+        ["site-03", "2", "1", "16.7%", "0.67 ×"],
+    ]
+
+
+def test_bytes_of_a_block_are_those_of_the_turns_that_sent_it() -> None:
+    record = buffered()
+    # Three turns of 1200 bytes: two thirds of the first and the third are the body's; the second sent the head alone.
+    assert block_bytes(record) == {"body": 1600, "head": 400 + 1200 + 400}
+    page = render(record, summary(record))
+    assert rows(page, "Bytes of each block") == [
+        ["1", "body", "200", "2 of 3", "1.6 kB", "44%"],
+        ["2", "head", "100", "3 of 3", "2 kB", "56%"],
+    ]
+    assert sum(block_bytes(record).values()) == sum(entry.bytes_up for entry in record.rounds[:3])
+    assert "Bytes of each block" not in render(replace(record, blocks={}), summary(record))
+
+
+def test_uploads_flushes_and_accuracy_are_drawn_against_time_and_bytes() -> None:
+    record = buffered()
+    page = render(record, summary(record))
+    assert "turn 2 of circle 1: version 2 after 21.0 s" in page
+    assert "site-02 uploaded turn 1 after 30.0 s" in page
+    shown = {svg.get("aria-label"): svg for svg in drawings(page)}
+    label = "Accuracy against bytes sent: lines of 3 circles."
+    tips = [title.text for circle in shown[label].iter("circle") for title in circle.iter("title")]
+    # The closing evaluation is of version 3; turns measure the version that they began from.
+    assert tips == [
+        "all sites: 77.50% with version 3",
+        "circle 1: 10.00% with version 0",
+        "circle 1: 55.00% with version 1",
+        "circle 2: 70.00% with version 0",
+    ]
+    places = [float(circle.get("cx", "")) for circle in shown[label].iter("circle")]
+    assert places[0] == max(places)  # all 3600 bytes were sent by then
+    assert places[1] == places[3] == min(places)
+    assert "Accuracy against time: lines of 3 circles." in shown
+    without = render(buffered(times=False), summary(record))
+    assert "The record has no times" in without
+    assert "Accuracy against time" not in without
+
+
+def test_lines_of_sites_have_no_gaps_where_other_circles_made_versions() -> None:
+    record = buffered()
+    noted = tuple(
+        replace(entry, nodes=tuple(replace(node, accuracy=0.5) for node in entry.nodes)) for entry in record.rounds
+    )
+    page = render(replace(record, rounds=noted), summary(record))
+    (chart, _) = [svg for svg in drawings(page) if (svg.get("aria-label") or "").startswith("Accuracy after each")]
+    lines = [group for group in chart.iter("g") if group.get("class") == "line site"]
+    assert len(lines) == 4
+    assert all(len(list(group.iter("path"))) == 1 for group in lines)
 
 
 def test_blocks_that_no_round_opened_are_said_at_the_top() -> None:

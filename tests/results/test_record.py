@@ -27,6 +27,8 @@ nodes = st.builds(
     loss=numbers,
     mse=numbers,
     global_accuracy=numbers,
+    metrics=st.dictionaries(st.text(max_size=3), numbers, max_size=2),
+    sums=st.dictionaries(st.text(max_size=3), st.lists(counts, max_size=3), max_size=2),
 )
 rounds = st.builds(
     RoundRecord,
@@ -40,6 +42,8 @@ rounds = st.builds(
     mean_loss=numbers,
     mean_mse=numbers,
     global_accuracy=numbers,
+    metrics=st.dictionaries(st.text(max_size=3), numbers, max_size=2),
+    sums=st.dictionaries(st.text(max_size=3), st.lists(counts, max_size=3), max_size=2),
 )
 records = st.builds(
     StudyRecord,

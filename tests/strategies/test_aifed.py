@@ -160,34 +160,34 @@ def opened(means: Blocks) -> Aggregate:
 # --- at the site ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_asked_for_is_kept_and_added_to_the_next_change() -> None:
+def test_what_is_not_asked_for_is_kept_and_averaged_with_the_next_change() -> None:
     strategy, plain = create(), strategies.create("fedavg", {"batch_size": 8})
     whole = plain.fit(site(strategy))
     first = site(strategy, asked=("cell1", "head"))
     assert tuple(strategy.fit(first)) == ("cell1", "head")  # in the model's order
     kept = first.personal
     assert {name.partition(":")[0] for name in kept} == {*LAYOUT.names} - {"cell1", "head"}
-    second = site(strategy, personal=kept, asked=LAYOUT.names)
+    second = site(strategy, personal=kept, asked=LAYOUT.names, seed=1)
+    other = plain.fit(site(strategy, seed=1))
     sent = strategy.fit(second)
     for name in LAYOUT.names:
-        twice = name not in {"cell1", "head"}
-        np.testing.assert_allclose(sent[name], (2 if twice else 1) * whole[name], rtol=1e-6)
+        expected = other[name] if name in {"cell1", "head"} else (whole[name] + other[name]) / 2
+        np.testing.assert_allclose(sent[name], expected, rtol=1e-5, atol=1e-8)
     assert second.personal == {}  # Sent, and so not kept: nothing counts twice.
 
 
-def test_nothing_is_lost_or_counted_twice_over_many_turns() -> None:
-    strategy, personal, total = create(), dict[str, Vector](), dict[str, Vector]()
-    trained = dict[str, Vector]()
+def test_each_change_is_in_one_average_and_no_average_is_sent_twice() -> None:
+    strategy, personal, kept = create(), dict[str, Vector](), dict[str, Vector]()
     turns: list[tuple[str, ...] | None] = [("stem",), ("cell1", "cell2"), ("head",), ("stem", "head"), None]
     for number, asked in enumerate(turns):
         here = site(strategy, personal=personal, asked=asked, seed=number)
         for name, vector in strategies.create("fedavg", {"batch_size": 8}).fit(site(strategy, seed=number)).items():
-            trained[name] = trained.get(name, np.float32(0)) + vector
+            kept[name] = np.float32(0.5) * (kept[name] + vector) if name in kept else vector
         for name, vector in strategy.fit(here).items():
-            total[name] = total.get(name, np.float32(0)) + vector
+            np.testing.assert_allclose(vector, kept.pop(name), atol=1e-6)
         personal = dict(here.personal)
-    for name in LAYOUT.names:
-        np.testing.assert_allclose(total[name], trained[name], atol=1e-5)
+    assert not kept
+    assert not personal
 
 
 def test_without_a_question_everything_is_sent_as_fedavg_does() -> None:

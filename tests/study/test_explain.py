@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from secure_fl.study.explain import explain
+from secure_fl.study.settings import PLAIN_METRICS
 from tests.protect.rosters import study
 
 
@@ -61,21 +62,24 @@ def test_recovery_is_an_exception() -> None:
 
 @pytest.mark.parametrize(("protection", "minimum"), [({}, 4), ({"colluders": 4}, 6), ({"min_cohort": 9}, 9)])
 def test_the_minimum_cohort_is_named(protection: dict[str, Any], minimum: int) -> None:
-    assert f"Nothing is opened with fewer than {minimum} contributors" in text(protection=protection)
+    assert f"is opened with fewer than {minimum} sites in it" in text(protection=protection)
 
 
 @pytest.mark.parametrize(
     ("share", "sentence"),
     [
-        ("none", "No measurement (accuracy, loss) leaves the site."),
-        ("aggregate", "leave only inside the same sum as the model, which this protection does not hide."),
-        ("per-node", "number of samples go to the coordinator in the clear."),
+        (
+            "none",
+            "No measurement (accuracy, loss) leaves the site, so nobody else learns how well the model does there.",
+        ),
+        ("aggregate", "in the same total as the model, and this protection hides no site's."),
+        ("per-node", "The coordinator sees each site's own measurements (accuracy, loss) and its number of samples."),
     ],
 )
 def test_metrics_are_explained_per_mode(share: str, sentence: str) -> None:
     explained = text(metrics={"share": share}, protection={"kind": "none"})
     assert sentence in explained
-    others = ("No measurement", "leave only inside", "number of samples go")
+    others = ("No measurement", "in the same total as the model", "each site's own measurements")
     assert sum(other in explained for other in others) == 1
 
 
@@ -103,7 +107,7 @@ def test_the_agreement_and_its_limits_are_named() -> None:
     parsed = study(protection={"clip": 0.25, "bits": 12})
     explained = text(protection={"clip": 0.25, "bits": 12})
     assert parsed.id in explained
-    assert "clipped to ±0.25" in explained
+    assert "cut off at ±0.25" in explained
     assert "rounded to 12 bits" in explained
     assert "nothing limits how much the results can reveal" in explained
 
@@ -112,14 +116,14 @@ def test_weights_are_explained() -> None:
     assert "Every site counts the same" in text()
     few = {"reference_samples": 500, "recovery": True}
     assert "protection.reference_samples has no effect" in text(protection=few)
-    assert "min(1, samples/500)" in text(protection={"reference_samples": 500})
+    assert "by its samples, up to 500" in text(protection={"reference_samples": 500})
 
 
 def test_a_combination_is_explained_as_one() -> None:
     explained = text(strategy={"name": "fedamp"}, protection={"kind": "sealed"})
     assert "Each site opens its own combination, and nobody else's." in explained
     assert "Each site decides how much every other counts for it." in explained
-    assert "Measurements (accuracy, loss) leave once, when the study ends" in explained
+    assert "measurements (accuracy, loss) are added up once, when the study ends, over all sites" in explained
     assert "rounded to 20 bits" in explained
 
 
@@ -135,3 +139,32 @@ def test_circles_that_do_not_wait_are_explained() -> None:
     assert "takes at most 7 turns" in explained
     assert "after 9 versions of the model" in explained
     assert "do not wait" not in text()
+
+
+@pytest.mark.parametrize(
+    ("share", "sentence"),
+    [
+        ("aggregate", "The coordinator sees the sums of the sites that are opened together, not only the value"),
+        ("per-node", "The coordinator sees each site's sums, not only the value"),
+    ],
+)
+def test_the_sums_behind_a_metric_are_said_to_be_opened(share: str, sentence: str) -> None:
+    parsed = study(task={"name": "breast-cancer"}, metrics={"share": share}).completed()
+    explained = "\n".join(line for part in explain(parsed) for line in part.sentences)
+    assert "auc (128), sensitivity_at_90 (128)" in explained
+    assert sentence in explained
+    plain = study(task={"name": "breast-cancer"}, metrics={"share": share}, protection={"kind": "none"}).completed()
+    hidden = "of each site, since this protection hides nothing" in str(explain(plain))
+    assert hidden == (share == "aggregate")
+
+
+def test_metrics_that_are_not_shared_are_not_explained() -> None:
+    parsed = study(task={"name": "breast-cancer"}, metrics={"share": "none"}).completed()
+    assert "auc" not in str(explain(parsed))
+
+
+def test_metrics_are_among_what_no_noise_covers() -> None:
+    private = {"mode": "dp-sgd", "epsilon": 3.0, "delta": 1e-5}
+    parsed = study(task={"name": "breast-cancer"}, privacy=private).completed()
+    assert PLAIN_METRICS in parsed.exceptions
+    assert "measurements (accuracy, loss, auc, sensitivity_at_90) leave without noise" in str(explain(parsed))

@@ -97,7 +97,7 @@ def test_a_roster_has_fingerprints(fingerprint: str) -> None:
 
 
 def test_a_roster_has_no_two_names_for_one_certificate() -> None:
-    with pytest.raises(SettingsError, match="same certificate"):
+    with pytest.raises(SettingsError, match="same key"):
         study(study={"roster": {"north": "0" * 64, "south": "0" * 64}})
 
 

@@ -1,7 +1,8 @@
 """`python -m tests.support.party coordinator|node FILE …`: the real process, with test protections registered.
 
 With SECURE_FL_TEST_PAUSE=<phase> a node stops dead in that phase, once, after leaving a marker file; `encrypted_party`
-says how one does under `encrypted`. With SECURE_FL_TEST_ON_LOOP what should leave the event loop stays on it.
+says how one does under `encrypted`, `watched_party` how a coordinator dies in a flush. With SECURE_FL_TEST_ON_LOOP what
+should leave the event loop stays on it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from secure_fl.protect.recovery.protection import MaskedWithRecovery
 from secure_fl.protect.sealed.protection import Sealed
 from tests.protect.double import OneTimePad
 from tests.support.training import FakeTraining
+from tests.support.watched_party import watch
 
 
 class PausingPad(OneTimePad):
@@ -102,6 +104,7 @@ def main() -> int:
     protect.register("encrypted", "tests.support.encrypted_party:WatchedEncrypted")
     if os.environ.get("SECURE_FL_TEST_ON_LOOP"):
         vars(asyncio)["to_thread"] = _on_the_loop
+    watch()
     role, *arguments = sys.argv[1:]
     if role == "coordinator":
         from coordinator.main import main as run

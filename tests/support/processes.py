@@ -134,6 +134,13 @@ class Processes:
         table.setdefault(section, {}).update(values)
         path.write_bytes(tomli_w.dumps(table).encode())
 
+    def log_everything(self) -> None:
+        """From the next start on, also what is worth no line in production."""
+        for path in (self.workspace.coordinator_file, *map(self.workspace.node_file, self.names)):
+            table = read_toml(path)
+            table["log"] = {**table.get("log", {}), "level": "debug"}
+            path.write_bytes(tomli_w.dumps(table).encode())
+
     def _configure_coordinator(self) -> None:
         path = self.workspace.coordinator_file
         table = read_toml(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,10 @@ def features(site: str) -> Vector:
 
 
 class FakeTraining:
-    """Deterministic updates without torch, so that a matrix of faults runs in seconds."""
+    """Deterministic updates without torch, so that a matrix of faults runs in seconds.
+
+    In a process of its own it takes SECURE_FL_TEST_SECONDS.
+    """
 
     def __init__(self, faults: Faults | None = None, *, poison: Callable[[Job], float] | None = None) -> None:
         self._faults = faults or Faults()
@@ -54,7 +58,7 @@ class FakeTraining:
 
     async def run(self, job: Job) -> Result:
         """Write an update that depends on site, round and received model."""
-        await asyncio.sleep(0)
+        await asyncio.sleep(float(os.environ.get("SECURE_FL_TEST_SECONDS", "0")))
         if self._faults.reaches("train"):
             self._faults.fired.set()
             await asyncio.Event().wait()

@@ -120,7 +120,7 @@ def test_sums_of_two_sites_are_the_sums_of_their_rows_together(
 )
 def test_auc_is_within_its_own_bound_of_the_exact_one(seed: int, rows: int, scale: float, bins: int) -> None:
     outputs, targets = classified(seed, rows, scale)
-    if len(targets.unique()) == 2:
+    if 0 < int(targets.sum()) < len(targets):
         metric = Auc(bins=bins)
         sums = counted(metric, outputs, targets)
         value, error = metric.value(sums), metric.error(sums)

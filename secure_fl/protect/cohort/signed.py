@@ -135,7 +135,7 @@ def read_manifest(context: RoundContext, manifest: Manifest, kind: ManifestKind[
     certificate = _certificate(manifest.certificate)
     # The roster is part of the hash that this site approved: the coordinator cannot put anybody else here.
     if certificate.fingerprint != context.roster[name] or certificate.name != name:
-        raise CertificateError(f"{name} shows a certificate that is not the roster's")
+        raise CertificateError(f"{name} shows a key that is not the roster's")
     verify(certificate.signing_public, manifest.signature, f"{kind.protocol} manifest", *_signed(context, manifest))
     bits = int.from_bytes(manifest.blocks, "little")
     if len(manifest.blocks) != _bitmap_bytes(context) or bits >> len(context.layout.names):

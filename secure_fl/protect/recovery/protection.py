@@ -56,8 +56,8 @@ class MaskedWithRecovery(Protection):
             "The coordinator receives each update under masks that only the sum of all sites removes. It learns the "
             "sum and how many sites are in it, not an update, even if it cheats.",
             "The coordinator sees which blocks each site holds. A site's weight is hidden in the sum of a round.",
-            "This holds round by round. Two rounds, or two attempts at one, whose sites differ by one show that "
-            "site's weight and, as far as they stay the same, its update and its measurements.",
+            "This holds round by round. If a site joins or leaves between two rounds, the difference of the two "
+            "results tells something about that site.",
             "Other sites see the shared model only. The coordinator together with `protection.colluders` of them "
             "learns the sum of the remaining sites.",
         )

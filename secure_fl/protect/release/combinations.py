@@ -103,10 +103,11 @@ def servable(
 def steady(
     row: Mapping[str, int], *, me: str, uploaded: Collection[str], colluders: int, asked: Sequence[Mapping[str, int]]
 ) -> Mapping[str, int]:
-    """What a recipient asks for after the rows it `asked` for before: `row`, or else an earlier one again, or nothing.
+    """Return `row` if holders would open it after `asked`; else the latest earlier row that still fits; else `{}`.
 
-    Rows that change from round to round say more and more about values that hardly do. Holders refuse what says too
-    much; asked for again, a row says nothing new. Of the earlier rows, the last one whose nodes are all here.
+    If a site changes its mix of partners every round, the mixes together reveal single partners. So holders refuse a
+    row that says too much beside the earlier ones. An earlier row, asked for again, says nothing new. It fits if all
+    its nodes are here.
     """
     if not row or refusal(row, me=me, uploaded=uploaded, colluders=colluders, asked=asked) != "history":
         return row

@@ -29,6 +29,11 @@ class Comparisons(Protocol):
         ...
 
 
+def fewest() -> int:
+    """Of how many features on a peer gets any comparison."""
+    return min(least for least, _ in _ALLOWED)
+
+
 def allowed(features: int) -> int:
     """How many comparisons of so many features one peer gets."""
     return next((count for least, count in _ALLOWED if features >= least), 0)

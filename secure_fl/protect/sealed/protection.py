@@ -103,9 +103,9 @@ class Sealed(CombiningProtection):
         combinations = (
             "The coordinator combines updates under keys that are shared among the sites. It sees who weighs whom how "
             "much, and opens nothing.",
-            "Each site opens its own combination, and nobody else's. Before they give a part of a key, the others "
-            "check that no combination, and no difference of combinations, shows one site to "
-            "`protection.colluders` others.",
+            "Each site opens its own combination, and nobody else's. That takes the other sites, which hold parts of "
+            "the keys. They check first that neither a combination nor the difference of two shows one site's model, "
+            "even to `protection.colluders` sites that work together.",
             "Each site adds the uploads in its combination up itself, and checks them against what was signed."
             if self.settings.recompute
             else "EXCEPTION: each site believes what the coordinator says its combination is. A coordinator that lies "
@@ -114,6 +114,6 @@ class Sealed(CombiningProtection):
         return (
             *(sums if kind is RequestKind.SUM else combinations),
             "The coordinator sees which blocks each site holds. A site may leave once it has uploaded.",
-            "This holds round by round. Two rounds, or two attempts at one, whose sites differ by one show that "
-            "site's weight and, as far as they stay the same, its update and its measurements.",
+            "This holds round by round. If a site joins or leaves between two rounds, the difference of the two "
+            "results tells something about that site.",
         )

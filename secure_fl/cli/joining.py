@@ -1,0 +1,257 @@
+"""`secure-fl coordinator|node|operator new` and `join`: a party's file and certificate, from nothing.
+
+What a flag does not say is asked for, on a terminal; elsewhere it is an error that names the flag.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from secure_fl.cli import processes
+from secure_fl.errors import CertificateError, UsageError
+from secure_fl.identity.certificates import parse_fingerprint, utc_now
+from secure_fl.identity.invitation import Invitation
+from secure_fl.operations import joining
+from secure_fl.operations.joining import Newcomer
+from secure_fl.operations.party_templates import FILES, Dataset
+
+operator = typer.Typer(name="operator", help="Set up a study lead; `secure-fl study` then works with the coordinator.")
+
+Name = Annotated[str, typer.Argument(help="Lower-case name, for example hospital-a.")]
+Hosts = Annotated[
+    list[str] | None, typer.Option("--host", help="A DNS name or IP address under which sites reach it; repeatable.")
+]
+Port = Annotated[int, typer.Option(help="The port it listens on.")]
+Coordinator = Annotated[str, typer.Option(help="host:port of the coordinator.")]
+Fingerprint = Annotated[str, typer.Option(help="The coordinator's, as `secure-fl pki fingerprint` prints it.")]
+Data = Annotated[
+    list[str] | None, typer.Option("--data", help="ID=PATH: this site's data, under the id studies use; repeatable.")
+]
+Units = Annotated[
+    list[str] | None,
+    typer.Option("--units", help="ID=NUMBER: about how many records or groups, for differential privacy; repeatable."),
+]
+Out = Annotated[Path, typer.Option("--out", help="Folder to write to; nothing in it is overwritten.")]
+Handed = Annotated[Path, typer.Argument(help="The invitation, or later the reply, that the authority handed out.")]
+Reply = Annotated[Path, typer.Argument(help="The authority's reply to this party's request.")]
+NameOption = Annotated[str, typer.Option("--name", help="The name this party joins under.")]
+AuthorityOption = Annotated[
+    str,
+    typer.Option("--authority", help="The authority's fingerprint, if you have it: anything else is refused."),
+]
+Serve = Annotated[bool, typer.Option("--serve", help="Then serve, as `serve` does, until stopped.")]
+
+
+@processes.coordinator.command("new")
+def new_coordinator(name: Name = "", host: Hosts = None, port: Port = 8443, out: Out = Path()) -> None:
+    """Write coordinator.toml, and keys with a request for a certificate.
+
+    Example: secure-fl coordinator new hub --host fl.example.org
+    """
+    name = _asked(name, "NAME", "Name of the coordinator")
+    hosts = host or [_asked("", "--host", "Host under which sites will reach it")]
+    newcomer = Newcomer(role="coordinator", name=name, folder=out, hosts=tuple(hosts), port=port)
+    joining.begin(newcomer)
+    _tell_begun(newcomer)
+
+
+@processes.coordinator.command("join")
+def join_coordinator(reply: Reply, authority: AuthorityOption = "", out: Out = Path(), serve: Serve = False) -> None:
+    """Put the certificate of the authority's reply in its place; once, and again after each renewal.
+
+    Example: secure-fl coordinator join coordinator-hub.reply.toml
+    """
+    _accept(_read(reply, authority), "coordinator", out)
+    if serve:
+        processes.become("coordinator", str(out / FILES["coordinator"]))
+
+
+@processes.node.command("new")
+def new_node(
+    *,
+    name: Name = "",
+    coordinator: Coordinator = "",
+    fingerprint: Fingerprint = "",
+    data: Data = None,
+    units: Units = None,
+    out: Out = Path(),
+) -> None:
+    """Write node.toml, and keys with a request for a certificate. With an invitation `node join` is shorter.
+
+    Example: secure-fl node new hospital-a --coordinator fl.example.org:8443 --fingerprint 3f2a… --data ward=ward.npz
+    """
+    newcomer = Newcomer(
+        role="node",
+        name=_asked(name, "NAME", "Name of this site"),
+        folder=out,
+        coordinator=_asked(coordinator, "--coordinator", "The coordinator's host:port"),
+        fingerprint=_asked(fingerprint, "--fingerprint", "The coordinator's fingerprint"),
+        datasets=_datasets(data, units, out),
+    )
+    joining.begin(newcomer)
+    _tell_begun(newcomer)
+
+
+@processes.node.command("join")
+def join_node(
+    *,
+    handed: Handed,
+    name: NameOption = "",
+    data: Data = None,
+    units: Units = None,
+    authority: AuthorityOption = "",
+    out: Out = Path(),
+    serve: Serve = False,
+) -> None:
+    """Join a consortium. With an invitation: write node.toml, keys and a request. With the reply to it: finish.
+
+    Example: secure-fl node join invitation.toml --name hospital-a --data breast-cancer=data.npz
+
+    Example: secure-fl node join node-hospital-a.reply.toml
+    """
+    invitation = _read(handed, authority)
+    if invitation.certificate is None:
+        if serve:
+            raise UsageError("--serve goes with the reply", advice="without a certificate there is nothing to serve")
+        name = _asked(name, "--name", "Name of this site")
+        _join(invitation, "node", name, out, _datasets(data, units, out))
+        return
+    if name or data or units:
+        raise UsageError("--name, --data and --units go with an invitation; this is a reply")
+    _accept(invitation, "node", out)
+    if serve:
+        processes.become("node", str(out / FILES["node"]))
+
+
+@operator.command("new")
+def new_operator(
+    name: Name = "", coordinator: Coordinator = "", fingerprint: Fingerprint = "", out: Out = Path()
+) -> None:
+    """Write operator.toml, and keys with a request for a certificate. With an invitation `operator join` is shorter.
+
+    Example: secure-fl operator new lead --coordinator fl.example.org:8443 --fingerprint 3f2a…
+    """
+    newcomer = Newcomer(
+        role="operator",
+        name=_asked(name, "NAME", "Name of the study lead"),
+        folder=out,
+        coordinator=_asked(coordinator, "--coordinator", "The coordinator's host:port"),
+        fingerprint=_asked(fingerprint, "--fingerprint", "The coordinator's fingerprint"),
+    )
+    joining.begin(newcomer)
+    _tell_begun(newcomer)
+
+
+@operator.command("join")
+def join_operator(handed: Handed, name: NameOption = "", authority: AuthorityOption = "", out: Out = Path()) -> None:
+    """Join a consortium. With an invitation: write operator.toml, keys and a request. With the reply to it: finish.
+
+    Example: secure-fl operator join invitation.toml --name lead
+    """
+    invitation = _read(handed, authority)
+    if invitation.certificate is None:
+        _join(invitation, "operator", _asked(name, "--name", "Name of the study lead"), out, ())
+        return
+    if name:
+        raise UsageError("--name goes with an invitation; this is a reply")
+    _accept(invitation, "operator", out)
+
+
+# --- what the three have in common ----------------------------------------------------------------------------
+
+
+def _read(path: Path, authority: str) -> Invitation:
+    """A file of the authority, verified; of the one with this fingerprint, if one is given."""
+    handed_out = Invitation.read(path, now=utc_now())
+    if authority:
+        wanted = parse_fingerprint(authority)
+        if wanted is None:
+            raise UsageError("--authority: not a SHA-256 in hex", advice="64 hexadecimal digits")
+        if wanted != handed_out.authority_fingerprint:
+            raise CertificateError(
+                f"{path}: the authority shows {handed_out.authority_fingerprint}, not {wanted}",
+                advice="do not use it; ask the authority by telephone",
+            )
+    return handed_out
+
+
+def _join(invitation: Invitation, role: str, name: str, out: Path, datasets: tuple[Dataset, ...]) -> None:
+    newcomer = joining.accept_invitation(invitation, role=role, name=name, folder=out, datasets=datasets)
+    typer.echo(f"invited by {invitation.consortium!r}; compare by telephone with the authority, digit by digit:")
+    typer.echo(f"  {_groups(invitation.authority_fingerprint)}")
+    _tell_begun(newcomer)
+
+
+def _tell_begun(newcomer: Newcomer) -> None:
+    request, file = newcomer.request, newcomer.file
+    typer.echo(f"wrote {file}: read it, and change what this {_who(newcomer.role)} decides otherwise")
+    typer.echo(f"made two private keys, which stay in {newcomer.folder.resolve()}")
+    for one in newcomer.datasets:
+        if not (newcomer.folder / one.path).exists():
+            typer.echo(f"data set {one.id}: {one.path} is not there yet")
+    typer.echo(f"next, on the authority's machine: secure-fl pki sign pki {request.name}")
+    folder = "" if newcomer.folder == Path() else f" --out {newcomer.folder}"
+    stem = request.name.removesuffix(".csr.pem")
+    typer.echo(f"then, here again: secure-fl {newcomer.role} join {stem}.reply.toml{folder}")
+
+
+def _accept(reply: Invitation, role: str, out: Path) -> None:
+    file = out / FILES[role]
+    certificate = joining.accept_reply(reply, role=role, file=file)
+    typer.echo(f"{role} {certificate.name!r} of {reply.consortium!r}, until {certificate.not_after:%Y-%m-%d}")
+    typer.echo(f"check it: secure-fl doctor {file}")
+    if role == "operator":
+        typer.echo("next, here: secure-fl study new STUDY.toml --roster roster.toml")
+        return
+    typer.echo(f"next, here: secure-fl {role} serve {file} (if it is running: restart it)")
+
+
+def _who(role: str) -> str:
+    return {"node": "site", "operator": "study lead"}.get(role, role)
+
+
+def _datasets(data: list[str] | None, units: list[str] | None, out: Path) -> tuple[Dataset, ...]:
+    if data is None and sys.stdin.isatty():
+        data = []
+        while given := str(typer.prompt("Data of this site, as ID=PATH (empty: no more)", default="")):
+            data.append(given)
+    counts = {}
+    for given in units or ():
+        name, number = _pair(given, "--units", "ID=NUMBER")
+        if not number.isdigit() or int(number) < 1:
+            raise UsageError(f"--units {given}: not a number from 1 on")
+        counts[name] = int(number)
+    pairs = [_pair(given, "--data", "ID=PATH") for given in data or ()]
+    if unknown := counts.keys() - {name for name, _ in pairs}:
+        raise UsageError(f"--units {min(unknown)}=…: there is no --data {min(unknown)}=…")
+    return tuple(Dataset(id=name, path=_seen_from(out, path), units=counts.get(name)) for name, path in pairs)
+
+
+def _seen_from(folder: Path, path: str) -> str:
+    """A path that was typed here, as the file in `folder` has to name it."""
+    return path if folder == Path() or Path(path).is_absolute() else os.path.relpath(path, folder)
+
+
+def _pair(given: str, flag: str, form: str) -> tuple[str, str]:
+    name, separator, value = given.partition("=")
+    if not separator or not name or not value:
+        raise UsageError(f"{flag} {given!r}: expected {form}", advice=f"for example {flag} ward=ward.npz")
+    return name, value
+
+
+def _asked(value: str, flag: str, question: str) -> str:
+    """The value, or the answer of whoever sits at the terminal."""
+    if value:
+        return value
+    if not sys.stdin.isatty():
+        raise UsageError(f"{flag} is missing ({question.lower()})", advice="on a terminal it would be asked for")
+    return str(typer.prompt(question))
+
+
+def _groups(digits: str) -> str:
+    return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))

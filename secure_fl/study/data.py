@@ -1,0 +1,43 @@
+"""Whether a simulated study and its data fit together. Of a deployed one only its sites can say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from secure_fl import limits, tasks
+from secure_fl.errors import SettingsError
+from secure_fl.study.settings import Study
+from secure_fl.study.simulated import simulated_names
+from secure_fl.tasks.public import FOLDER
+
+
+def require_data(study: Study) -> None:
+    """Load the first simulated site's share. The division is one of all sites, so what is wrong with it shows here.
+
+    Raises `SettingsError` or `DataError`: no file, a partition that does not fit, too many sites.
+    """
+    task = tasks.create(study.task.name, study.task.settings)
+    simulation = study.simulation
+    possible = simulated_names(limits.NODES)
+    for name in simulation.slow:
+        if name not in possible:
+            raise SettingsError(
+                f"simulation.slow: no simulated site is called {name!r}",
+                advice=f"they are called {possible[0]}, {possible[1]}, …",
+            )
+    if task.public_files and not simulation.path:
+        raise SettingsError(
+            f"task {study.task.name!r} reads files, and simulation.path is empty",
+            advice=f"get {task.public_source}; then set simulation.path to it, or put it into a folder that the "
+            f"environment variable {FOLDER} names, as {' or '.join(task.public_files)}",
+        )
+    from secure_fl.tasks.base import Share, Source
+
+    share = Share(
+        index=0,
+        of=len(study.study.roster) or simulation.nodes,
+        partition=simulation.partition_settings(),
+        seed=study.study.seed,
+    )
+    path = Path(simulation.path).resolve() if simulation.path else None
+    task.load(Source(path=path, format=simulation.format or None, share=share))

@@ -1,0 +1,24 @@
+"""What is allowed in a study and yet hardly meant: said wherever a study is checked, and refused nowhere."""
+
+from __future__ import annotations
+
+from secure_fl.study.settings import Study
+
+# Above this, a guess about one record may become e^10 = 22,000 times as likely through what is published.
+WEAK_EPSILON = 10.0
+
+
+def doubts(study: Study) -> tuple[str, ...]:
+    """One sentence for each, with what to do about it."""
+    found = []
+    epsilon = study.privacy.epsilon
+    if study.privacy.mode != "none" and epsilon is not None and epsilon > WEAK_EPSILON:
+        found.append(
+            f"privacy.epsilon = {epsilon:g} is practically no protection of single records; {WEAK_EPSILON:g} is a lot, "
+            "and 1 to 3 are usual"
+        )
+    if study.make_protection().coordinator_sees_updates:
+        found.append(
+            f"protection.kind = {study.protection.kind!r} shows every site's update to the coordinator; it is for tests"
+        )
+    return tuple(found)

@@ -1,0 +1,129 @@
+"""What a run says while circles do not wait for each other, and what `study status` says of such a study."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from secure_fl.events import Answered, Event, RoundCommitted, RoundStarted, RoundVoid, SatOut, TurnBegun
+from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.summary import summarise
+from secure_fl.rounds import RoundKind
+from secure_fl.simulation.progress import RunProgress, describe_round
+from secure_fl.simulation.turn_progress import TurnsUnderWay, standing
+from secure_fl.study.settings import Study
+from secure_fl.study.simulated import simulated_names
+
+NAMES = tuple(simulated_names(8))
+FIRST, SECOND = NAMES[:4], NAMES[4:]
+
+
+def begun(sites: tuple[str, ...], turn: int, *, version: int, attempt: int = 1) -> TurnBegun:
+    return TurnBegun(study_id="s", turn=turn, attempt=attempt, version=version, sites=sites)
+
+
+def answered(node: str) -> Answered:
+    return Answered(study_id="s", round=1, phase="advertise", node=node)
+
+
+def version(number: int, *turns: CircleRound) -> RoundRecord:
+    nodes = tuple(NodeRound(name=name, outcome="took part", bytes_up=1000) for turn in turns for name in turn.members)
+    return RoundRecord(
+        number=number, kind=RoundKind.TRAIN, attempts=1, seconds=2.0, nodes=nodes, circles=turns, mean_accuracy=0.5
+    )
+
+
+def turn(sites: tuple[str, ...], number: int, base: int, age: int) -> CircleRound:
+    return CircleRound(members=sites, opened=True, turn=number, base=base, staleness=age, seconds=4.0)
+
+
+def test_a_version_says_whose_turns_it_is_made_of_and_how_old_they_were() -> None:
+    line = describe_round(version(7, turn(SECOND, 4, 6, 0)), planned=20, buffered=True)
+    assert line.startswith("version   7/20  turn 4 of the circle of site-05, from the newest version  ↑ 4.0 kB")
+    assert line.endswith("accuracy 0.5000 (of version 6)")
+    both = version(9, turn(FIRST, 2, 3, 5), turn(SECOND, 5, 7, 1))
+    line = describe_round(both, planned=20, buffered=True)
+    assert "turn 2 of the circle of site-01, 5 versions old; turn 5 of the circle of site-05, 1 version old" in line
+    assert line.endswith("(of version 3 and 7)")
+    closing = replace(version(10), kind=RoundKind.EVALUATE)
+    assert describe_round(closing, planned=9, buffered=True).endswith("(after version 9)")
+    assert "cohort 4/4" in describe_round(replace(both, circles=(), nodes=both.nodes[:4]), planned=20)
+
+
+def test_for_whom_each_circle_waits_is_said() -> None:
+    turns = TurnsUnderWay()
+    assert str(turns) == ""
+    turns.begun(begun(FIRST, 3, version=9))
+    turns.begun(begun(SECOND, 8, version=12))
+    assert str(turns) == (
+        "the circle of site-01 trains (turn 3, from version 9); the circle of site-05 trains (turn 8, from version 12)"
+    )
+    turns.answered(answered(FIRST[0]))
+    assert "the circle of site-01 waits for 3 of its 4 sites" in str(turns)
+    for name in (FIRST[2], FIRST[3], *SECOND):
+        turns.answered(answered(name))
+    assert str(turns) == (
+        "the circle of site-01 waits for site-02 (turn 3, from version 9); "
+        "the circle of site-05 has trained (turn 8, from version 12)"
+    )
+    turns.committed(version(13, turn(SECOND, 8, 12, 0)))
+    assert str(turns) == "the circle of site-01 waits for site-02 (turn 3, from version 9)"
+    void = RoundVoid(study_id="s", round=3, attempt=1, reason="StaleTurn")
+    assert turns.failed(void) == "turn 3 of the circle of site-01, attempt 1: StaleTurn"
+    assert turns.failed(replace(void, attempt=2)) == "turn 3, attempt 2: StaleTurn"
+    for index in range(5):
+        turns.begun(begun((f"site-{index}",), 1, version=0))
+    assert str(turns).endswith("; and 3 more circles")
+
+
+def test_a_run_speaks_of_turns_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: tuple[Event, ...] = (
+        RoundStarted(study_id="s", round=1, attempt=1, kind=RoundKind.TRAIN, invited=4),
+        begun(FIRST, 1, version=0),
+        SatOut(study_id="s", round=1, node=FIRST[1], reason="NotReady"),
+        RoundVoid(study_id="s", round=1, attempt=1, reason="CohortTooSmall"),
+        begun(FIRST, 1, version=0, attempt=2),
+        *(answered(name) for name in FIRST),
+        RoundCommitted(study_id="s", record=version(1, turn(FIRST, 1, 0, 0))),
+    )
+    with RunProgress(rounds=4, quiet=False, buffered=True) as progress:
+        for event in heard:
+            progress.listen(event)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert said[0] == "site-02 sits turn 1 out: NotReady"
+    assert said[1] == "turn 1 of the circle of site-01, attempt 1: CohortTooSmall"
+    assert said[2].startswith("version   1/4  turn 1 of the circle of site-01, from the newest version")
+    assert len(said) == 3
+
+
+def record_of(*rounds: RoundRecord, mode: str = "buffered") -> StudyRecord:
+    roster = {name: f"{index:064x}" for index, name in enumerate(NAMES)}
+    study = Study.parse({"study": {"rounds": 9, "roster": roster}, "rounds": {"mode": mode, "flushes": 20}})
+    return StudyRecord(
+        study="s", study_id=study.id, task="digits", strategy="fedavg", protection="masked", planned_rounds=20,
+        roster=NAMES, rounds=rounds, settings=study.canonical().decode(),
+    )  # fmt: skip
+
+
+def test_status_says_where_each_circle_is_and_who_is_missing() -> None:
+    record = record_of(version(1, turn(SECOND, 1, 0, 0)), version(2, turn(SECOND, 2, 1, 0)))
+    assert standing(record, absent=[FIRST[2], FIRST[3]]) == [
+        "the circle of site-01 (4 sites): 0 of at most 9 turns; waits for site-03, site-04",
+        "the circle of site-05 (4 sites): 2 of at most 9 turns, the last in version 2, on average 0.0 versions old",
+    ]
+    ended = replace(record, outcome="finished")
+    assert not any("waits" in line for line in standing(ended, absent=NAMES))
+    assert standing(record_of(mode="sync"), absent=[]) == []
+
+
+def test_a_summary_counts_the_turns_of_circles() -> None:
+    record = record_of(version(1, turn(SECOND, 1, 0, 0)), version(2, turn(FIRST, 1, 0, 1), turn(SECOND, 2, 1, 0)))
+    found = summarise(record, engine="threads", seconds=1.0, report="")["circles"]
+    assert [circle["sites"] for circle in found] == [list(FIRST), list(SECOND)]
+    assert [(circle["turns"], circle["mean_staleness"], circle["largest_staleness"]) for circle in found] == [
+        (1, 1.0, 1),
+        (2, 0.0, 0),
+    ]
+    assert [circle["share"] for circle in found] == pytest.approx([1 / 3, 2 / 3])
+    assert summarise(record_of(), engine="threads", seconds=1.0, report="")["circles"] is None

@@ -1,0 +1,282 @@
+"""Turns of circles, beside each other: what is measured, what is recorded, and what bounds the work that is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import coordinator.attempts
+import node.service
+from node.config import NodeFile
+from node.privacy import plan_here
+from node.training.jobs import Job, Result
+from secure_fl.results.record import RoundRecord, StudyRecord
+from secure_fl.rounds import RoundKind
+from tests.attacks.test_attacks import EvilCoordinator, against_a_node
+from tests.coordinator.test_buffered_rounds import FIRST, ROUNDS, SECOND, SlowTraining, play, trained, turns_of
+from tests.support.budgets import PRIVACY, Counting, computed, counted, entries_of
+from tests.support.federation import Federation
+from tests.support.training import FakeTraining, Faults
+
+EVERYBODY = (*FIRST, *SECOND)
+
+
+def run(
+    folder: Path, executors: dict[str, Any], *, share: str = "aggregate", **settings: dict[str, Any]
+) -> tuple[StudyRecord, Federation]:
+    """Eight sites in two circles, each with a training of its own."""
+
+    async def scenario() -> tuple[StudyRecord | None, Federation]:
+        table: dict[str, Any] = {"rounds": {**ROUNDS}, "metrics": {"share": share}, **settings}
+        table["protection"] = {"kind": "masked", "recovery": False, **settings.get("protection", {})}
+        fed = Federation(folder, table, nodes=8)
+        for name in fed.names:
+            fed.start_node(name, executor=executors[name])
+        try:
+            return await asyncio.wait_for(fed.coordinate(), 60), fed
+        finally:
+            await fed.close()
+
+    record, fed = asyncio.run(scenario())
+    assert record is not None
+    return record, fed
+
+
+class Measuring(FakeTraining):
+    """As many samples and as good a model as it is told."""
+
+    def __init__(self, samples: int, accuracy: float) -> None:
+        super().__init__()
+        self._samples, self._accuracy = samples, accuracy
+
+    async def run(self, job: Job) -> Result:
+        result = await super().run(job)
+        metrics = replace(result.metrics, samples=self._samples, accuracy=self._accuracy, loss=self._accuracy)
+        return replace(result, samples=self._samples, metrics=metrics)
+
+
+def measuring() -> dict[str, Any]:
+    """The first circle has many samples and does badly."""
+    return {name: Measuring(90, 0.25) if name in FIRST else Measuring(45, 0.75) for name in EVERYBODY}
+
+
+@pytest.mark.parametrize("share", ["aggregate", "per-node"])
+def test_a_flush_of_several_turns_has_the_mean_of_all_their_sites(tmp_path: Path, share: str) -> None:
+    """The same that a synchronous round of the same sites has: weighted where that is."""
+    rounds = {**ROUNDS, "flushes": 2, "buffer": 2, "flush_after": 20}
+    protection = {"reference_samples": 90}
+    found: list[RoundRecord] = []
+    for mode in ("buffered", "sync"):
+        settings: dict[str, Any] = {
+            "rounds": {**(rounds if mode == "buffered" else ROUNDS), "mode": mode},
+            "protection": protection,
+        }
+        record, _ = run(tmp_path / mode, measuring(), share=share, **settings)
+        found.append(trained(record)[0])
+    buffered, sync = found
+    assert [turn.turn for turn in buffered.circles] == [1, 1]
+    assert buffered.mean_loss == pytest.approx(sync.mean_loss, abs=1e-12)
+    assert buffered.mean_loss is not None
+    if share == "aggregate":  # Of one circle it would be 0.25 or 0.75; of all sites alike, 0.5.
+        assert 0.3 < buffered.mean_loss < 0.48
+    else:
+        assert buffered.mean_loss == 0.5
+
+
+def test_a_turn_records_when_it_began_when_uploads_came_and_which_blocks_were_sent(tmp_path: Path) -> None:
+    strategy = {"name": "aifed", "keep": 0.5, "full_every": 3}
+    record, fed = run(tmp_path, {name: FakeTraining() for name in EVERYBODY}, strategy=strategy, study={"rounds": 6})
+    assert sum(record.blocks.values()) == record.shared_parameters > 0
+    asked = Counter(bool(turn.asked) for entry in trained(record) for turn in entry.circles)
+    assert asked[True] >= 2
+    assert asked[False] >= 2
+    everything = [entry for entry in trained(record) if not entry.circles[0].asked]
+    some = [entry for entry in trained(record) if all(turn.asked for turn in entry.circles)]
+    assert max(max(node.bytes_up for node in entry.nodes) for entry in some) < min(
+        min(node.bytes_up for node in entry.nodes) for entry in everything
+    )
+    before = 0.0
+    for entry in trained(record):
+        assert entry.blocks_kept == ()  # A block that nobody was asked for was not held back.
+        assert entry.committed is not None
+        assert entry.committed >= before
+        before = entry.committed
+        for turn in entry.circles:
+            assert set(turn.asked) <= record.blocks.keys()
+            came = [node.uploaded for node in entry.nodes if node.name in turn.members]
+            assert turn.began is not None
+            # A file system's clock may be a little behind.
+            assert all(when is not None and turn.began - 0.1 <= when <= entry.committed + 0.1 for when in came)
+    assert StudyRecord.load(fed.workspace.study_state / "record.json") == record
+
+
+# --- what bounds the work that is open --------------------------------------------------------------------------
+
+
+def test_the_buffer_holds_one_turn_of_each_circle_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much a flush is told to wait for: a circle is free again only when its turn was flushed.
+
+    So uploads of at most one attempt for each circle rest on the coordinator's disk, and each member has one.
+    """
+    attempts, uploads = [0], [0]
+    begin = coordinator.attempts.OpenAttempts.plan
+
+    async def looked(self: Any, number: int, kind: RoundKind, *arguments: Any, **named: Any) -> Any:
+        attempt = await begin(self, number, kind, *arguments, **named)
+        if kind is RoundKind.TRAIN:
+            attempts.append(len(list(self)))
+            folders = list((tmp_path / "run").glob("coordinator/*/*/spool/*"))
+            uploads.append(max((len(list(folder.iterdir())) for folder in folders), default=0))
+            assert len(folders) <= 2
+        return attempt
+
+    monkeypatch.setattr(coordinator.attempts.OpenAttempts, "plan", looked)
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            fed.start_node(name, executor=SlowTraining(0.2 if name in FIRST else 0.0))
+        return await fed.coordinate()
+
+    record, _ = play(tmp_path, scenario, rounds={"flushes": 4, "buffer": 50}, turns=4)
+    # A flush is due when nobody is left who could bring another turn: that is with one of each circle.
+    assert [len(entry.circles) for entry in trained(record)] == [2, 2, 2, 2]
+    assert max(attempts) == 2
+    assert max(uploads) <= 4
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["shipped", "without the check"])
+def test_a_site_never_trains_for_two_attempts_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    """Whatever the coordinator announces in the middle of a training: it ends before the next one begins."""
+    if not checked:
+        monkeypatch.setattr(node.service, "_after", lambda _, current: current.run())
+    running, most, begun = 0, 0, 0
+
+    class Lasting(FakeTraining):
+        async def run(self, job: Job) -> Result:
+            nonlocal running, most, begun
+            running, begun = running + 1, begun + 1
+            most = max(most, running)
+            try:
+                await asyncio.sleep(1.0 if begun < 3 else 0.0)
+                return await super().run(job)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.3)  # as long as a training process may take to die
+                raise
+            finally:
+                running -= 1
+
+    async def scenario(evil: EvilCoordinator, _task: Any, _node: Any) -> None:
+        for attempt in (1, 2, 3):
+            evil.announce(attempt=attempt)
+            while begun < attempt:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await evil.next_upload(1)
+
+    against_a_node(tmp_path, scenario, training=Lasting())
+    assert begun == 3
+    assert (most == 1) is checked
+
+
+# --- what a turn's number and its version are for ---------------------------------------------------------------
+
+
+def test_training_is_told_the_version_it_begins_from_and_not_only_its_own_turn(tmp_path: Path) -> None:
+    jobs: list[Job] = []
+    executors = {name: Counting(jobs) if name in SECOND else SlowTraining(0.4) for name in EVERYBODY}
+    record, _ = run(tmp_path, executors, study={"rounds": 8}, rounds={**ROUNDS, "flushes": 8})
+    bases = {turn.turn: turn.base for entry in trained(record) for turn in entry.circles if turn.members == SECOND}
+    found = {(job.me, job.round): job.version for job in jobs if job.round in bases}
+    assert found == {(name, number): base for name in SECOND for number, base in bases.items()}
+    assert any(base != number - 1 for number, base in bases.items() if number), "the other circle made no version"
+
+
+def test_a_private_study_is_planned_for_all_turns_that_a_site_can_take(tmp_path: Path) -> None:
+    """Also those that are dropped, because they were too stale, count among them. No number of flushes adds any."""
+    turns, jobs = 3, list[Job]()
+
+    class Slow(Counting):
+        async def run(self, job: Job) -> Result:
+            result = await super().run(job)
+            await asyncio.sleep(0.4 if job.me in FIRST else 0.05)
+            return result
+
+    rounds = {**ROUNDS, "flushes": 50, "staleness": 0}
+    record, fed = run(
+        tmp_path,
+        {name: Slow(jobs) for name in EVERYBODY},
+        share="none",
+        study={"rounds": turns},
+        rounds=rounds,
+        privacy=PRIVACY,
+        task={"name": "digits"},
+    )
+    dropped = [facts for kind, facts in fed.events if kind == "round-void" and facts["reason"] == "StaleTurn"]
+    assert dropped
+    assert len(turns_of(record)) + len(dropped) == 2 * turns
+    for name in EVERYBODY:
+        plan = plan_here(NodeFile.read(fed.workspace.node_file(name)), fed.study)
+        assert plan is not None
+        assert plan.rounds == turns
+        mine = [job.round for job in jobs if job.me == name]
+        assert sorted(mine) == list(range(1, turns + 1)), "a circle takes every turn, and each once"
+        assert computed(jobs, name) == counted(fed, name) == turns * plan.epochs * plan.mechanism.epoch_steps
+        assert any(entry.kind == "sent" for entry in entries_of(fed, name))
+
+
+# --- who is away ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merge", ["delta", "cache"])
+def test_a_turn_whose_attempt_failed_still_has_its_version_after_others_have_made_many(
+    tmp_path: Path, merge: str
+) -> None:
+    """A site is gone for so long that its circle's attempt is over, and has to fetch what the turn began from again."""
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        faults = Faults("train", 2)
+        fed.start_node(FIRST[0], faults)
+        for name in fed.names[1:]:
+            fed.start_node(name, executor=SlowTraining(0.05))
+        study = asyncio.create_task(fed.coordinate(grace=0.2))
+        await asyncio.wait_for(faults.fired.wait(), 20)
+        committed = versions(fed)
+        while versions(fed) < committed + 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        fed.start_node(FIRST[0], executor=SlowTraining(0.05))
+        return await study
+
+    record, fed = play(tmp_path, scenario, rounds={"flushes": 50, "merge": merge, "patience": 0}, turns=8)
+    assert any(kind == "round-void" and facts["round"] == 2 for kind, facts in fed.events)
+    ages = {number: age for circle, number, age in turns_of(record) if circle == FIRST[0]}
+    assert sorted(ages) == list(range(1, 9))
+    assert ages[2] >= 4
+
+
+def test_a_circle_that_is_not_complete_begins_from_the_newest_version_once_it_is(tmp_path: Path) -> None:
+    """What others made while it waited for its sites is not missed, and does not make its turn old."""
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            if name != FIRST[0]:
+                fed.start_node(name, executor=SlowTraining(0.05))
+        study = asyncio.create_task(fed.coordinate())
+        while versions(fed) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        fed.start_node(FIRST[0], executor=SlowTraining(0.05))
+        return await study
+
+    record, _ = play(tmp_path, scenario, rounds={"flushes": 50}, turns=7)
+    bases = {turn.turn: turn.base for entry in trained(record) for turn in entry.circles if turn.members == FIRST}
+    assert set(bases) == set(range(1, 8))
+    assert (bases[1] or 0) >= 4
+
+
+def versions(fed: Federation) -> int:
+    return sum(kind == "round-committed" for kind, _ in fed.events)
