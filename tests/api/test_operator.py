@@ -56,7 +56,7 @@ def test_a_leads_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         await in_a_notebook(file, lambda lead: check(export(lead, "torch.safetensors"), "torch"))
         other = study.changed(name="another")
         ended = await in_a_notebook(file, lambda lead: [lead.submit(other), lead.stop("another")])
-        assert [status["study_id"] for status in ended] == [other.id] * 2
+        assert [status["study_id"] for status in ended] == [other.completed().id] * 2
         assert ended[1]["state"] == "aborted"
         await in_a_notebook(file, go_on)
 

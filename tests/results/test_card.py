@@ -28,17 +28,17 @@ def record(study: Study) -> StudyRecord:
 def test_both_forms_say_the_same(tmp_path: Path) -> None:
     model = tmp_path / "heart.safetensors"
     model.write_bytes(b"values")
-    card = ModelCard.of(record(STUDY), metrics={"accuracy": 0.9, "mse": None}, now=NOW)
+    card = ModelCard.of(record(STUDY), metrics={"accuracy": 0.9, "mse": None, "sensitivity_at_90": 0.75}, now=NOW)
     page = card.write(model).read_text()
     facts = json.loads((tmp_path / "heart.json").read_text())
     digest = hashlib.sha256(b"values").hexdigest()
     assert facts["sha256"] == digest
     assert facts["privacy"] == {"mode": "dp-sgd", "unit": "record", "epsilon": 3.0, "delta": 1e-5}
-    assert facts["metrics"] == {"accuracy": 0.9}
+    assert facts["metrics"] == {"accuracy": 0.9, "sensitivity_at_90": 0.75}
     assert (facts["rounds"], facts["planned_rounds"], facts["written"]) == (2, 4, "2026-01-02T03:04:05+00:00")
     assert facts["versions"].keys() == {"secure-fl", "torch"}
     for expected in (
-        digest, STUDY.id, "2 of 4 rounds, running", "ε = 3, δ = 1e-05 for each record", "accuracy 0.9000",
+        digest, STUDY.id, "2 of 4 rounds, running", "ε = 3, δ = 1e-05 for each record", "accuracy 0.9000, sensitivity at 90 0.7500",
         "25 sites: site-0, ", "site-19 …",
     ):  # fmt: skip
         assert expected in page
