@@ -38,8 +38,8 @@ def test_both_forms_say_the_same(tmp_path: Path) -> None:
     assert (facts["rounds"], facts["planned_rounds"], facts["written"]) == (2, 4, "2026-01-02T03:04:05+00:00")
     assert facts["versions"].keys() == {"secure-fl", "torch"}
     for expected in (
-        digest, STUDY.id, "2 of 4 rounds, running", "ε = 3, δ = 1e-05 for each record", "accuracy 0.9000, sensitivity at 90 0.7500",
-        "25 sites: site-0, ", "site-19 …",
+        digest, STUDY.id, "2 of 4 rounds, running", "ε = 3, δ = 1e-05 for each record",
+        "accuracy 0.9000, sensitivity at 90 0.7500", "25 sites: site-0, ", "site-19 …",
     ):  # fmt: skip
         assert expected in page
     assert "protects nobody" not in page
