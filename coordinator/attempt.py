@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.agreements import KnownAgreements
+from coordinator.announcing import announcement
 from coordinator.bulk_files import EMPTY, BulkFile, BulkFiles
 from coordinator.machine import RoundMachine
 from coordinator.pulse import Pulse
@@ -31,13 +33,12 @@ from secure_fl.errors import (
 )
 from secure_fl.events import Answered, Listener, PhaseClosed, SatOut, WaitingForHolders
 from secure_fl.messages import require
-from secure_fl.protect.contract import Message, Opened, RoundContext
+from secure_fl.protect.contract import Message, Opened, Protection, RoundContext
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.threads import in_thread
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.pace import deadline_seconds
-from secure_fl.transport.wire import round_kind_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class StudyServices:
     sessions: Sessions
     listener: Listener
     unbroken: Unbroken
+    agreements: KnownAgreements
     grace: float  # how long a node that vanished in mid-phase is waited for
 
 
@@ -133,6 +135,7 @@ class AttemptRunner:
         for answer in answers:
             if answer.phase == phase:
                 header = answer.header
+                self._learn(header)
                 bulk = self._services.files.upload(self._folder, _spool_name(answer.node, header), header.bulk)
                 machine.accept(answer.node, phase, Message(body=header.payload.body), bulk)
 
@@ -213,8 +216,15 @@ class AttemptRunner:
 
     async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
         loop = asyncio.get_running_loop()
+        # Where sites join at their own pace, the first phase ends when enough are there.
+        filling = self._study.study.rounds.filling(self._context.min_cohort) if self._at_own_pace else None
         while machine.waiting and loop.time() < deadline:
-            await self._next_change(min(_LONGEST_WAIT, max(0.01, deadline - loop.time())))
+            soon = _LONGEST_WAIT
+            if filling is not None:
+                soon = filling.closes_in(there=machine.answered, lacking=machine.lacking, now=loop.time())
+            if soon <= 0:
+                return
+            await self._next_change(min(_LONGEST_WAIT, soon, max(0.01, deadline - loop.time())))
             ready = self._services.sessions.ready(self._study.id)
             for node in machine.waiting:
                 if node in ready:
@@ -248,7 +258,10 @@ class AttemptRunner:
         """How long the current phase may take."""
         rounds = self._study.study.rounds
         if self._position == 0:  # training, and the model on its way
-            return deadline_seconds(rounds.deadline, self._model.object.size)
+            # Sites that join at their own pace go on training whatever becomes of the attempt: nothing is gained by
+            # another one before enough are done.
+            patience = rounds.patience if self._at_own_pace else 0.0
+            return deadline_seconds(rounds.deadline, self._model.object.size) + patience
         return deadline_seconds(rounds.phase_deadline, self._protection.largest_upload(self._context))
 
     def _seconds_told(self) -> float:
@@ -272,26 +285,15 @@ class AttemptRunner:
         question = self._require_machine().question(node)
         if question is None:
             return None
-        phase, message = question
-        protection = self._protection
-        body = pb.PhaseAnnouncement(
-            round=self.plan.number,
-            attempt=self.plan.attempt,
-            kind=round_kind_to_wire(self.plan.kind),
-            phase=phase,
-            deadline_ms=int(min(self._seconds_told() * 1000, 2**32 - 1)),
-            model=self._model,
-            invited=self.plan.invited,
-            asked=self.plan.asked,
-            payload=pb.Payload(
-                protection=protection.name, phase=phase, version=protection.payload_version, body=message.body
-            ),
+        agreed = self._services.agreements.passed_on if self._at_own_pace else b""
+        body = announcement(
+            self.plan, self._protection, question, model=self._model, seconds=self._seconds_told(), agreements=agreed
         )
         if (declared := self._study.division.declared) is not None:
             body.declared.CopyFrom(self._services.files.put(declared.raw))
             self._objects.add(body.declared.sha256)
-        if message.bulk:
-            body.bulk.CopyFrom(self._services.files.put(message.bulk))
+        if bulk := question[1].bulk:
+            body.bulk.CopyFrom(self._services.files.put(bulk))
             self._objects.add(body.bulk.sha256)
         return pb.CoordinatorMessage(study_id=self._study.id, announcement=body)
 
@@ -366,14 +368,8 @@ class AttemptRunner:
             return True
         if header.phase != machine.phase or node not in machine.waiting:
             raise LateMessageError(f"{node}: phase {header.phase!r} is over")
-        protection = self._protection
-        if header.payload.protection != protection.name:
-            raise ProtectionError(f"{node} answered with protection {header.payload.protection!r}")
-        if header.payload.version != protection.payload_version:
-            raise ProtectionError(f"{node} speaks another version of {protection.name!r}")
         require_report(header.metrics, self._study.study.metrics.measured)
-        if header.bulk.size > protection.largest_upload(self._context):
-            raise ProtectionError(f"{node} announces more than any answer needs")
+        _require_form(node, header, self._protection, self._context)
         return False
 
     async def _take(self, node: str, header: pb.UploadHeader, bulk: BulkFile, size: int) -> bool:
@@ -384,6 +380,7 @@ class AttemptRunner:
             await in_thread(machine.accept, node, header.phase, Message(body=header.payload.body), bulk)
             answer = StoredAnswer(node=node, phase=header.phase, header=header, bytes=size)
             try:
+                await in_thread(self._learn, header)
                 await in_thread(self._services.store.add_answer, self.plan, answer)
             except StorageError as error:
                 # The machine has it, the store has not: only a replay makes them agree again.
@@ -399,6 +396,15 @@ class AttemptRunner:
         return False
 
     # --- pieces -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _at_own_pace(self) -> bool:
+        """Whether sites join as they are done: the first phase is then where they do."""
+        return self._context.staleness is not None and self._position == 0
+
+    def _learn(self, header: pb.UploadHeader) -> None:
+        if self._at_own_pace:
+            self._services.agreements.add(header.payload.body)
 
     def _require_machine(self) -> RoundMachine:
         if self._machine is None:
@@ -417,3 +423,13 @@ def upload_folder(plan: Attempt) -> str:
 
 def _spool_name(node: str, header: pb.UploadHeader) -> str:
     return f"{node}-{header.upload_id.hex()[:32]}"
+
+
+def _require_form(node: str, header: pb.UploadHeader, protection: Protection, context: RoundContext) -> None:
+    """Raise `ProtectionError` unless an answer says that it is of the attempt's protection, and not too long."""
+    if header.payload.protection != protection.name:
+        raise ProtectionError(f"{node} answered with protection {header.payload.protection!r}")
+    if header.payload.version != protection.payload_version:
+        raise ProtectionError(f"{node} speaks another version of {protection.name!r}")
+    if header.bulk.size > protection.largest_upload(context):
+        raise ProtectionError(f"{node} announces more than any answer needs")

@@ -17,6 +17,8 @@ from secure_fl.protect.combining import OpeningAsk, coordinator_half
 from secure_fl.protect.contract import Ask, Bulk, Message, Opened, Protection, RoundContext
 from secure_fl.protect.release.history import CombinationRows, OpenedRow
 
+STILL_TRAINING = "StillTraining"  # no error: its work enters a later flush
+
 
 @dataclass(frozen=True, slots=True)
 class _Collecting:
@@ -35,6 +37,8 @@ class RoundMachine:
         self._half = coordinator_half(protection, context, earlier)
         self._now = _Collecting()
         self._entering = ""
+        # Where sites join at their own pace, whoever is not done when the first phase ends joins a later attempt.
+        self._joins_later = context.staleness is not None
 
     @property
     def phase(self) -> str:
@@ -56,6 +60,16 @@ class RoundMachine:
         """Who may still answer."""
         now = self._now
         return frozenset(now.asked) - now.answered - self.left.keys()
+
+    @property
+    def answered(self) -> int:
+        """How many have answered this phase."""
+        return len(self._now.answered)
+
+    @property
+    def lacking(self) -> int:
+        """How many more have to answer before anything can be opened, as far as one knows in this phase."""
+        return self._half.missing
 
     @property
     def missing(self) -> int:
@@ -102,8 +116,10 @@ class RoundMachine:
 
     def close(self) -> Opened | None:
         """End the phase with whoever answered: the next phase is entered, or the result returned."""
+        late = STILL_TRAINING if self._joins_later else "LateMessage"
         for node in self.waiting:
-            self.left[node] = "LateMessage"
+            self.left[node] = late
+        self._joins_later = False
         result = self._half.close()
         if isinstance(result, Ask):
             self._enter(result)

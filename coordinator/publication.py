@@ -50,12 +50,16 @@ class Publication:
         decoded, stepped = await in_thread(self._step, kind, result.opened)
         await self._make(kind, result, decoded, stepped, roster=roster, alone=True)
 
-    async def merge(self, turns: Sequence[OpenedTurn], result: RoundResult) -> None:
-        """Make the next version of circles' turns, each of which began from a version of its own. Raises likewise."""
+    async def merge(self, turns: Sequence[OpenedTurn], result: RoundResult, *, everybody: bool = False) -> None:
+        """Make the next version of circles' turns, each of which began from a version of its own. Raises likewise.
+
+        With `everybody` there is no other turn that goes on, and the record tells of all sites.
+        """
         number = self.model.current.version + 1
         await self._close(result, number)
         decoded, stepped = await in_thread(self.model.merge, turns)
-        await self._make(RoundKind.TRAIN, result, decoded, stepped, roster=result.opened.cohort, alone=False)
+        roster = tuple(self.resolved.study.study.roster) if everybody else result.opened.cohort
+        await self._make(RoundKind.TRAIN, result, decoded, stepped, roster=roster, alone=everybody)
 
     async def _close(self, result: RoundResult, number: int) -> None:
         for attempt in result.attempts:

@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 
+from coordinator.machine import STILL_TRAINING
 from coordinator.reports import sums_of, together, valued
 from coordinator.rounds import RoundResult
 from coordinator.store import StoredAnswer
@@ -177,7 +178,7 @@ def _node(
         outcome, reason = "took part", ""
     elif name not in facts.invited:
         outcome, reason = "absent", WrongSharesError.code if left_out else reason
-    elif not reason and facts.circles:
+    elif (not reason and facts.circles) or reason == STILL_TRAINING:
         outcome = "waited"
     else:
         outcome = "dropped" if reason in _VANISHED else "sat out"

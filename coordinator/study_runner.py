@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+from coordinator.agreements import KnownAgreements
 from coordinator.attempt import Sessions, StudyServices, upload_folder
 from coordinator.attempts import OpenAttempts
 from coordinator.buffered import BufferedRounds
@@ -24,6 +25,7 @@ from coordinator.publication import Publication
 from coordinator.recording import study_record
 from coordinator.rounds import CirclesRound, GatheredRound, Round, RoundServices
 from coordinator.shared_model import SharedModel
+from coordinator.site_flush import SiteFlush
 from coordinator.store import Store
 from coordinator.unbroken import Unbroken
 from secure_fl import logs
@@ -90,6 +92,7 @@ class StudyRunner:
             sessions=sessions,
             listener=listener,
             unbroken=self._unbroken,
+            agreements=KnownAgreements(folder),
             grace=grace,
         )
         self._left_out = LeftOutSites(self.id, folder, listener)
@@ -123,11 +126,19 @@ class StudyRunner:
                 await self._round(number, RoundKind.TRAIN)
 
     async def _train_buffered(self) -> None:
-        """Each circle at its own pace. What was under way of the closing evaluation is not its business."""
-        if all(record.kind is RoundKind.TRAIN for record in self._records):
+        """Each circle or site at its own pace. What was under way of the closing evaluation is not its business."""
+        if self.study.rounds.by_sites:
+            await self._train_by_sites()
+        elif all(record.kind is RoundKind.TRAIN for record in self._records):
             under_way = await in_thread(self._store.open_attempts, self.id)
             if all(plan.kind is RoundKind.TRAIN for plan in under_way):
                 await BufferedRounds(self._round_services(), self._publication(), self._store).run()
+
+    async def _train_by_sites(self) -> None:
+        """One flush after the other, each of the sites that are done when it closes."""
+        while (number := len(self._records) + 1) <= self.study.study.rounds:
+            with logs.about(round=number):
+                await SiteFlush(self._round_services(), self._publication(), self._store, number).run()
 
     def _load(self) -> None:
         """The current model, or the first one from the study's seed, and the rounds so far."""
@@ -135,6 +146,7 @@ class StudyRunner:
         self._model = SharedModel(self.resolved, self._store, self._files)
         self._records = list(self._store.records(self.id))
         self._left_out.load()
+        self._services.agreements.load()
         if (declared := self._folder / _DECLARED).exists():
             self.resolved.division.settle(declared.read_bytes())
         # Killed between a commit and its tidying up, a coordinator left uploads that nobody will ask for.

@@ -23,7 +23,7 @@ from node.circles import learn_circles
 from node.config import NodeFile
 from node.encoding import encode
 from node.events import AnswerSent, Fetched, RoundDone, SatOut, Trained
-from node.giving import Giving
+from node.giving import Giving, announced_context
 from node.kept import KeptUpdate
 from node.models import VerifiedModels
 from node.privacy import SitePrivacy
@@ -32,7 +32,7 @@ from node.site_services import SiteServices
 from node.store import AttemptMemory, StudyStore
 from node.training.jobs import Job, Result
 from node.training.orders import make_job
-from node.uploads import release, signed_header
+from node.uploads import fetched_question, release, signed_header
 from secure_fl import logs
 from secure_fl.checkpoints import save_arrays
 from secure_fl.encoding.integers import Integers
@@ -45,7 +45,6 @@ from secure_fl.protect.contract import Message, NodeHalf, RoundContext
 from secure_fl.randomness import KeyStream
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.study.context import round_context
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.settings import Study
 from secure_fl.threads import in_thread_whole
@@ -85,13 +84,7 @@ class Participation:
         self._asked: asyncio.Queue[pb.PhaseAnnouncement] = asyncio.Queue()
         self._timeout: asyncio.Timeout | None = None
         self._privacy = SitePrivacy(services.file, resolved)
-        self._charge = Charge(
-            services.accountant,
-            self._privacy,
-            number=self._number,
-            attempt=announcement.attempt,
-            trains=self._kind is not RoundKind.EVALUATE,
-        )
+        self._charge = self._new_charge()
         self._version: int | None = None  # of the model that was fetched, where it does not follow from the round
         self._refusal = ""
         self._finished = False
@@ -144,7 +137,10 @@ class Participation:
             await self._sit_out_in_time(error)
         finally:
             self._finished = True
-            await in_thread_whole(self._store.clear_scratch, *self.key)
+            await self._clear()
+
+    async def _clear(self) -> None:
+        await in_thread_whole(self._store.clear_scratch, *self.key)
 
     async def _take_part(self) -> None:
         announcement = self._first
@@ -153,25 +149,30 @@ class Participation:
             return
         await learn_circles(self._services.session, self._resolved, self._store, announcement)
         await in_thread_whole(self._check, announcement)
+        await self._contribute()
+
+    async def _contribute(self) -> None:
+        """Have something to send, from this attempt or from an earlier one at the round, and send it."""
         kept = await in_thread_whole(self._kept)
-        found: Mapping[str, str] = {}
-        if kept is None:
-            self._unready = True
-            found = await self._rehearse()
-            self._unready = False
-        received = await self._fetch(announcement) if kept is None else Path()
+        found, received = await self._prepare() if kept is None else ({}, Path())
         try:
             # 4. Set the round's privacy cost aside.
             await in_thread_whole(self._charge.reserve, found, repeats=kept is not None)
             if kept is None:
                 kept = await in_thread_whole(self._keep_update, await self._train(received, found))
-            half = await in_thread_whole(self._encoded_half, kept)
-            metrics = kept.metrics
+            half, metrics = await in_thread_whole(self._encoded_half, kept), kept.metrics
             del kept  # Its integers go as they are protected.
             await self._protect_and_send(half, metrics)
         except BaseException as error:
             await in_thread_whole(self._charge.give_back, error)
             raise
+
+    async def _prepare(self) -> tuple[Mapping[str, str], Path]:
+        """What is known of data and code, and the model to train from."""
+        self._unready = True
+        found = await self._rehearse()
+        self._unready = False
+        return found, await self._fetch(self._first)
 
     async def _rehearse(self) -> Mapping[str, str]:
         """What can fail without a model fails before there is one. Afterwards it would tell of the model."""
@@ -228,12 +229,12 @@ class Participation:
         self._services.listener(Fetched(**self._about(), bytes=target.size))
         return received
 
-    async def _train(self, received: Path, found: Mapping[str, str]) -> Result:
+    async def _train(self, received: Path, found: Mapping[str, str], charge: Charge | None = None) -> Result:
         """5.–6. Have the data loaded, the model trained and the blocks selected, in a process of its own."""
         # By the code that was tried: another process may have loaded another since.
         job = replace(await in_thread_whole(self._job, received), code=found.get("code", ""))
         begun = time.monotonic()
-        self._charge.computing()
+        (charge or self._charge).computing()
         result = await self._services.executor.run(job)
         self._seconds = await _paused(self._services.file, time.monotonic() - begun)
         self._services.listener(Trained(**self._about(), seconds=self._seconds))
@@ -274,8 +275,11 @@ class Participation:
         if context.compares:
             self._scratch("features.safetensors").replace(self._store.kept_features(number))
         kept = replace(kept, seconds=self._seconds)
-        kept.save(self._store.kept_update(number), bits=self._study.protection.bits)
+        self._save(kept)
         return kept
+
+    def _save(self, kept: KeptUpdate) -> None:
+        kept.save(self._store.kept_update(self._number), bits=self._study.protection.bits)
 
     def _encoded_half(self, kept: KeptUpdate) -> NodeHalf:
         context = self._context()
@@ -286,9 +290,12 @@ class Participation:
     def _half(
         self, context: RoundContext, blocks: dict[str, Integers], weight: int, features: Path | None = None
     ) -> NodeHalf:
-        giving = Giving(self._services, self._resolved, self._protection, self._store, context)
+        giving = self._giving(context)
         randomness, memory = self._services.randomness(*_names(self._study, self.key, "protect")), self._memory()
         return giving.half(blocks, weight, features, randomness=randomness, memory=memory, seconds=self._seconds)
+
+    def _giving(self, context: RoundContext) -> Giving:
+        return Giving(self._services, self._resolved, self._protection, self._store, context)
 
     async def _protect_and_send(self, half: NodeHalf, metrics: SiteMetrics) -> None:
         """8.–10. Phase by phase: let the protection answer, charge the site, send."""
@@ -342,18 +349,12 @@ class Participation:
 
     async def _question(self) -> Message:
         """What the coordinator says in the current phase, bulk fetched and checked."""
-        announcement = self._current
-        if not announcement.HasField("bulk"):
-            return Message(body=announcement.payload.body)
-        incoming = IncomingObject(self._scratch(f"{announcement.phase}.bin"), announcement.bulk)
-        await self._services.session.download(self._resolved.id, incoming)
-        return Message(body=announcement.payload.body, bulk=await in_thread_whole(incoming.path.read_bytes))
+        path = self._scratch(f"{self._current.phase}.bin")
+        return await fetched_question(self._services.session, self._resolved.id, self._current, path)
 
     def _header(self, phase: str, answer: Message, metrics: SiteMetrics | None) -> pb.UploadHeader:
-        study, key = self._resolved, self._services.me.key
-        return signed_header(
-            study, key, kind=self._kind, round_and_attempt=self.key, phase=phase, answer=answer, metrics=metrics
-        )
+        key, about = self._services.me.key, (self._kind, self.key)
+        return signed_header(self._resolved, key, about=about, phase=phase, answer=answer, metrics=metrics)
 
     def _keep(self, half: NodeHalf) -> None:
         """15. Keep what was opened here and nowhere else; scratch files go when the round ends."""
@@ -361,22 +362,19 @@ class Participation:
             means = decode_sums(dict(combination), self._resolved.codec)
             blocks = {name: block.mean for name, block in means.items()}
             save_arrays(self._store.path("combination", self._first.round), blocks)
-        self._store.tidy(number=self._first.round)
+        self._tidy(self._first.round)
+
+    def _tidy(self, number: int) -> None:
+        self._store.tidy(number=number)
 
     # --- small things -----------------------------------------------------------------------------------------
 
+    def _new_charge(self) -> Charge:
+        about = {"number": self._number, "attempt": self._first.attempt}
+        return Charge(self._services.accountant, self._privacy, trains=self._kind is not RoundKind.EVALUATE, **about)
+
     def _context(self) -> RoundContext:
-        announcement = self._first
-        return round_context(
-            self._resolved,
-            number=announcement.round,
-            attempt=announcement.attempt,
-            kind=self._kind,
-            base_model=announcement.model.digest,
-            invited=tuple(announcement.invited),
-            shared=self._layout,
-            asked=tuple(announcement.asked),
-        )
+        return announced_context(self._resolved, self._first, self._layout)
 
     def _memory(self) -> AttemptMemory:
         return self._store.memory(*self.key)

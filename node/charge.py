@@ -30,10 +30,11 @@ class Charge:
         self._computed = False
         self._spent = False
 
-    def reserve(self, found: Mapping[str, str], *, repeats: bool) -> None:
+    def reserve(self, found: Mapping[str, str], *, repeats: bool, trained: int = 0) -> None:
         """4. Set the round's privacy cost aside before anything is computed from the data.
 
-        `found` is what the training process says of data and code. Raises `BudgetExceededError`, and the ledger has it.
+        `found` is what the training process says of data and code. What `repeats` another attempt costs nothing more;
+        with `trained`, one at the earlier round of that number. Raises `BudgetExceededError`, and the ledger has it.
         """
         study = self._privacy.resolved.study
         facts = None if repeats else self._privacy.facts(self._number, trains=self._trains, found=found)
@@ -44,6 +45,7 @@ class Charge:
             dataset=study.task.dataset_id,
             repeats=repeats,
             privacy=facts,
+            trained=trained if repeats and trained not in (0, self._number) else None,
         )
         try:
             self._accountant.reserve(reservation)

@@ -12,14 +12,19 @@ from node.site_services import SiteServices
 from node.store import AttemptMemory, StudyStore
 from node.training.jobs import FEATURES
 from secure_fl.aggregation import RequestKind
+from secure_fl.blocks import Layout
 from secure_fl.checkpoints import open_arrays
 from secure_fl.encoding.integers import Integers
 from secure_fl.protect.combining import CombineContribution, CombineHost, node_half
 from secure_fl.protect.contract import Contribution, NodeHalf, Protection, RoundContext
 from secure_fl.protect.release.comparisons import MORE, allowed
 from secure_fl.protect.release.sketch import sketch
+from secure_fl.protect.versions import Version
 from secure_fl.randomness import Randomness
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.context import round_context
 from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.transport.wire import round_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,9 @@ class Giving:
     protection: Protection  # of this attempt
     store: StudyStore
     context: RoundContext
+    made_from: Version | None = None  # where sites join at their own pace: the version that was trained from
+    told: tuple[Version, ...] = ()  # and those that this site was told of
+    agreed: frozenset[str] = frozenset()  # and who agreed to sums of changing sites before
 
     def half(
         self,
@@ -56,8 +64,12 @@ class Giving:
             exceptions=frozenset(self.services.file.policy.exceptions),
             witness=self.services.witness,
             comparisons=self._comparisons(size),
+            told=self.told,
+            agreed=self.agreed,
         )
-        contribution = replace(self._contribution(blocks, weight, sketched), seconds=self._told(seconds))
+        contribution = replace(
+            self._contribution(blocks, weight, sketched), seconds=self._seconds(seconds), made_from=self.made_from
+        )
         return node_half(self.protection, self.context, contribution, host)
 
     def _contribution(self, blocks: dict[str, Integers], weight: int, sketched: Integers | None) -> Contribution:
@@ -67,7 +79,7 @@ class Giving:
         combining = Combining(self.services.me.name, self.resolved.strategy, self.store, self.context)
         return CombineContribution(blocks=blocks, weight=weight, attend=combining.attend, sketch=sketched)
 
-    def _told(self, seconds: float) -> float:
+    def _seconds(self, seconds: float) -> float:
         """How long training took, where the study asks for it: no more exactly than `answer_after` would show."""
         if self.resolved.study.protection.circles != "speed":
             return 0.0
@@ -82,3 +94,17 @@ class Giving:
             roster=study.study.roster,
             limit=None if MORE in study.exceptions else allowed(features),
         )
+
+
+def announced_context(resolved: ResolvedStudy, announcement: pb.PhaseAnnouncement, layout: Layout) -> RoundContext:
+    """The context of an attempt, as it was announced."""
+    return round_context(
+        resolved,
+        number=announcement.round,
+        attempt=announcement.attempt,
+        kind=round_kind(announcement.kind),
+        base_model=announcement.model.digest,
+        invited=tuple(announcement.invited),
+        shared=layout,
+        asked=tuple(announcement.asked),
+    )

@@ -17,6 +17,7 @@ from secure_fl.checkpoints import load_integers, save_integers
 from secure_fl.encoding.integers import Integers
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.errors import StorageError
+from secure_fl.protect.versions import Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,12 @@ class KeptUpdate:
     weight: int
     metrics: SiteMetrics
     seconds: float = 0.0  # that training took
+    trained: int = 0  # the round that it was trained in, where work may enter a later one; 0: its own
+
+    @property
+    def made_from(self) -> Version | None:
+        """The version that it was trained from, where work may enter a later round."""
+        return Version(number=self.trained - 1, digest=self.base) if self.trained else None
 
     def save(self, path: Path, *, bits: int) -> None:
         """Whole and durable when it returns. Raises `StorageError`."""
@@ -36,6 +43,7 @@ class KeptUpdate:
             "weight": str(self.weight),
             "metrics": json.dumps(asdict(self.metrics)),
             "seconds": f"{self.seconds:.3f}",
+            "trained": str(self.trained),
         }
         save_integers(path, self.blocks, bits=bits, notes=notes)
 
@@ -52,6 +60,7 @@ class KeptUpdate:
                 weight=int(notes["weight"]),
                 metrics=SiteMetrics(**json.loads(notes["metrics"])),
                 seconds=float(notes.get("seconds", 0.0)),
+                trained=int(notes.get("trained", 0)),
             )
         except (KeyError, ValueError, TypeError) as error:
             raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error

@@ -32,7 +32,8 @@ class Leaving:
     upload_bytes: int  # the most that the protected update takes
     phases: tuple[str, ...]  # of a round: what is said in each besides the update is keys, commitments and signatures
     metrics_share: str
-    metrics: dict[str, float | int | None]  # as measured here; they leave only as `metrics_share` says
+    metrics: dict[str, float | int]  # as measured here; they leave only as `metrics_share` says
+    sums: dict[str, list[int]]  # behind the metrics that the task declares; they leave in the same way
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +69,7 @@ class Rehearsal:
 
 # --- in words -------------------------------------------------------------------------------------------------
 
+_SHOWN = 8  # sums of one metric
 _MARKS = {"ok": "ok     ", "warning": "to do  ", "failed": "FAILED "}
 _METRICS = {
     "none": "no measurement leaves",
@@ -120,6 +122,9 @@ def _leaving_lines(leaves: Leaving) -> Iterator[str]:
         yield f"blocks that stay here: {', '.join(leaves.stay)}"
     values_text = ", ".join(f"{name} {value:.4g}" for name, value in leaves.metrics.items())
     yield f"measurements, here of the study's first model: {_METRICS[leaves.metrics_share].format(values=values_text)}"
+    for name, own in leaves.sums.items():
+        shown = ", ".join([*map(str, own[:_SHOWN]), *["…"] * (len(own) > _SHOWN)])
+        yield f"  for {name}: {len(own)} whole numbers, {shown}"
 
 
 def _time(seconds: float) -> str:

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from node.agreements import Agreements
 from node.approvals import Approvals
 from node.attempt import Participation
+from node.carried import OngoingTraining
 from node.comparisons import ComparisonBook
 from node.config import NodeFile
 from node.events import NodeListener, StudyRefused, ignore
+from node.flushing import participation
 from node.limits import keep_limit
 from node.own_ledger import own_entries, took_part
 from node.past import PastSums
@@ -56,6 +58,7 @@ class _JoinedStudy:
     store: StudyStore
     attempt: Participation | None = None
     task: asyncio.Task[None] | None = None
+    ongoing: OngoingTraining = field(default_factory=OngoingTraining)  # where it outlives attempts
 
     @property
     def is_running(self) -> bool:
@@ -168,6 +171,7 @@ class Node:
         """Leave cleanly and at once: state is on disk after every round, so nothing is lost."""
         self._stopping = True
         for joined in self._studies.values():
+            joined.ongoing.cancel()
             if joined.task is not None:
                 joined.task.cancel()
         self._session.stop()
@@ -275,7 +279,7 @@ class Node:
                 log.warning("an attempt that is over was announced again")
                 return
         try:
-            attempt = Participation(self._services, joined.resolved, joined.store, announcement)
+            attempt = participation(self._services, joined.resolved, joined.store, announcement, joined.ongoing)
         except SecureFLError as error:
             log.warning("an announcement that makes no sense: %s", error.message)
             return
@@ -307,6 +311,7 @@ class Node:
         joined = self._studies.pop(study_id, None)
         self._repairs.forget(study_id)
         if joined is not None:
+            joined.ongoing.cancel()
             self._end(study_id, joined, partial(joined.store.leave, rounds=joined.resolved.study.study.rounds))
         if self._until_done and not self._studies:
             self.stop()
@@ -321,6 +326,7 @@ class Node:
             for task in (earlier, running):
                 if task is not None:
                     await asyncio.wait((task,))
+            await joined.ongoing.ended()
             try:
                 await in_thread(forget)
             except OSError as error:
@@ -367,3 +373,5 @@ async def _cancel(joined: _JoinedStudy) -> None:
         joined.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await joined.task
+    joined.ongoing.cancel()
+    await joined.ongoing.ended()

@@ -237,6 +237,7 @@ class _Play:
             phases=self._resolved.phases(RoundKind.TRAIN),
             metrics_share=study.metrics.share,
             metrics=_told(asdict(kept.metrics), share=study.metrics.share),
+            sums={} if study.metrics.share == "none" else {name: list(own) for name, own in kept.metrics.sums.items()},
         )
 
     def _integers(self) -> KeptUpdate:
@@ -292,11 +293,12 @@ class _Play:
         )
 
 
-def _told(metrics: dict[str, Any], *, share: str) -> dict[str, float | int | None]:
+def _told(metrics: dict[str, Any], *, share: str) -> dict[str, float | int]:
     """What would leave of the measurements; the number of samples only where each site's are shared."""
     if share == "none":
         return {}
-    known = {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    known = {name: value for name, value in numbers.items() if math.isfinite(value)}
     return known if share == "per-node" else {name: value for name, value in known.items() if name != "samples"}
 
 

@@ -1,31 +1,43 @@
-"""The signed header of an answer, and what the ledger says about it before it leaves."""
+"""What a node is asked, the signed header of its answer, and what the ledger says about that before it leaves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
+from node.session import Session
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.identity.signing import SigningKey
 from secure_fl.protect.contract import Message
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.threads import in_thread_whole
+from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import reference, sign_upload_header
+
+
+async def fetched_question(session: Session, study_id: str, announcement: pb.PhaseAnnouncement, path: Path) -> Message:
+    """What the coordinator says in a phase; its bulk, if there is any, is fetched into the file `path` and checked."""
+    if not announcement.HasField("bulk"):
+        return Message(body=announcement.payload.body)
+    incoming = IncomingObject(path, announcement.bulk)
+    await session.download(study_id, incoming)
+    return Message(body=announcement.payload.body, bulk=await in_thread_whole(path.read_bytes))
 
 
 def signed_header(
     resolved: ResolvedStudy,
     key: SigningKey,
     *,
-    kind: RoundKind,
-    round_and_attempt: tuple[int, int],
+    about: tuple[RoundKind, tuple[int, int]],
     phase: str,
     answer: Message,
     metrics: SiteMetrics | None,
 ) -> pb.UploadHeader:
     """The header of `answer`; with `metrics`, where the study shares them per site and this answer carries them."""
-    number, attempt = round_and_attempt
+    kind, (number, attempt) = about
     protection = resolved.protection_in(kind)
     payload = pb.Payload(protection=protection.name, phase=phase, version=protection.payload_version, body=answer.body)
     header = pb.UploadHeader(

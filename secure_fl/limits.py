@@ -17,6 +17,7 @@ METADATA_BYTES: Final = 16 * KIB
 PAYLOAD_BYTES: Final = 2 * MIB
 SETTINGS_BYTES: Final = 256 * KIB
 DECLARED_BYTES: Final = 16 * MIB  # what all sites of a study declare of a partial model
+AGREEMENTS_BYTES: Final = 512 * KIB  # that sites of a study signed, with their certificates
 OBJECT_BYTES: Final = 4 * 1024 * MIB
 NAME_CHARS: Final = 128
 CODE_CHARS: Final = 64

@@ -100,8 +100,12 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> Sett
     # Of a value that may be a word or something else, what is said of words is for words.
     first = next((each for each in problems if each["type"] != "literal_error" or isinstance(each["input"], str)), None)
     first = first or problems[0]
-    # Such a value is reported with the kind that was tried, which is no part of the key.
-    location = [part for part in map(str, first["loc"]) if "[" not in part]
+    # Such a value is reported with the kind that was tried, which is no part of the key. A key that nobody knows is
+    # one, whatever is in it.
+    parts, unknown = [str(part) for part in first["loc"]], first["type"] == "extra_forbidden"
+    location = [part for place, part in enumerate(parts, 1) if "[" not in part or (unknown and place == len(parts))]
+    if first["type"].endswith("_type") and location[-1:] and location[-1] in _KINDS:
+        location.pop()
     key = ".".join([where, *location] if where else location)
     if first["type"] == "extra_forbidden":
         known = tuple(_fields_at(model, location[:-1]))
@@ -116,6 +120,8 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> Sett
     message = _PLAIN[kind].format(**limits) if kind in _PLAIN else first["msg"].removeprefix("Value error, ")
     return SettingsError(f"{key}: {message}{given}" if key else message, advice=_NUMBERS.get(kind))
 
+
+_KINDS = {"int", "float", "str", "bool"}
 
 # What pydantic says, in the words of somebody who writes a file.
 _PLAIN = {

@@ -47,6 +47,11 @@ _LISTED = (
     Method(name="speed-paper", circles="speed", merge=MergeSettings(discount="paper")),
     Method(name="aifed", strategy="aifed", settings={"gating": "none"}, circles="speed", merge=_CACHE),
     Method(name="aifed-public", strategy="aifed", settings={"gating": "public"}, circles="speed", merge=_CACHE),
+    # Single sites that do not wait for each other: a flush is one sum of those who are done (`rounds.unit = "site"`).
+    *(
+        Method(name=f"sites-{count}", circles="sites", merge=_DELTA, buffer=count, one_sum=True)
+        for count in (4, 10, 20)
+    ),
     # Each site by itself, as these are published: an update is seen alone, or sites change from sum to sum.
     Method(name="fedasync-sites", strategy="fedasync", circles="sites", merge=_CACHE),
     Method(name="fedbuff-sites", strategy="fedbuff", circles="sites", merge=_DELTA, buffer=10),

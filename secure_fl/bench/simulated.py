@@ -23,13 +23,13 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.integers import BlockSum
 from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums, encode_update
-from secure_fl.encoding.weights import quantise_weight, weight_floor
+from secure_fl.encoding.weights import aged_weight, quantise_weight, weight_floor
 from secure_fl.errors import SettingsError
 from secure_fl.protect.declarations import pace_of
 from secure_fl.protect.primitives.packing import WORD, Packing
 from secure_fl.randomness import UnsafeSeededRandomness
 from secure_fl.strategies.base import State, Strategy
-from secure_fl.strategies.merging import Arrival, MergeSettings, own_part, with_own_part
+from secure_fl.strategies.merging import Arrival, MergeSettings, discount, own_part, with_own_part
 from secure_fl.strategies.site import Site
 from secure_fl.study.circles import divide, in_order
 from secure_fl.study.start import start_of
@@ -56,6 +56,7 @@ class Method:
     # The part of the circles that begin together and are waited for, drawn anew each time. None: whoever is free.
     drawn: float | None = None
     buffer: int = 1  # turns that make a flush, where nobody is waited for
+    one_sum: bool = False  # those of a flush are opened as one sum, to which old work adds less: `rounds.unit = "site"`
     staleness: int = 256  # as `rounds.staleness`
 
 
@@ -175,6 +176,7 @@ class Course:
         self._wave = None if method.drawn is None else max(1, round(method.drawn * len(self.circles)))
         # A synchronous round of drawn sites opens one sum of them. Otherwise sums are those of circles.
         together = self._wave if method.circles == "sites" and method.merge is None else None
+        together = method.buffer if method.one_sum else together
         self._packing = Packing(bits=BITS, contributors=together or max(map(len, self.circles)))
         self._codec = FixedPoint(bits=BITS, clip=federation.task.clip)
         self._size = size
@@ -347,6 +349,11 @@ class Course:
                 _pool(total, each.sums)
             return decode_sums(total, self._codec), self._state
         sites = len(self._has)
+        if self._method.one_sum:
+            whole = self._one_sum(version, opened)
+            share = sum(len(self.circles[each.turn.circle]) for each in opened) / sites
+            alone = Arrival(circle=0, base=version, staleness=0, share=share, change=decode_sums(whole, self._codec))
+            return self._merging.merged(current, [alone], self._versions.__getitem__, self._state)
         arrivals = [
             Arrival(
                 circle=each.turn.circle,
@@ -358,6 +365,20 @@ class Course:
             for each in opened
         ]
         return self._merging.merged(current, arrivals, self._versions.__getitem__, self._state)
+
+    def _one_sum(self, version: int, opened: Sequence[_Opened]) -> dict[str, BlockSum]:
+        """As sites join a flush at their own pace: each lowers its own weight by the age of its work."""
+        kind = "none" if self._merging is None else self._merging.discount
+        stream = UnsafeSeededRandomness(self._federation.seed, "joining", str(version))
+        total: dict[str, BlockSum] = {}
+        for each in opened:
+            part = discount(kind, version - each.turn.base)
+            for name, block in each.sums.items():
+                weight = aged_weight(block.weight, part, min_cohort=self._size, colluders=COLLUDERS)
+                values = block.total.astype(np.int32)
+                mine = self._codec.reweighed(values, before=block.weight, after=weight, stream=stream)
+                _pool(total, {name: BlockSum(total=mine, weight=weight, contributors=1)})
+        return total
 
     def _point(self, uploads: int, up: int, down: int) -> Point:
         data, task = self._federation.data[0], self._federation.task

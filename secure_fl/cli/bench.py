@@ -17,6 +17,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.cli import bench_aggregation, bench_asynchronous, bench_privacy, bench_round
 from secure_fl.cli.lists import listed
 from secure_fl.errors import UsageError
+from secure_fl.results.wording import OVER_SITES
 from secure_fl.settings import require_known, set_dotted
 
 app = typer.Typer(name="bench", help="Measure, so that numbers can be compared.", no_args_is_help=True)
@@ -86,7 +87,7 @@ def strategies(
     if as_json:
         typer.echo(json.dumps(result))
         return
-    typer.echo(f"{task}, {partition}, {nodes} sites, {rounds} rounds, seeds {seeds}")
+    typer.echo(f"{task}, {partition}, {nodes} sites, {rounds} rounds, seeds {seeds}; {OVER_SITES}, then over seeds")
     Console().print(_comparison(result))
     if any(len(row["groups"]) > 1 for row in result["results"]):
         Console().print(_by_samples(result))

@@ -15,6 +15,7 @@ from rich.table import Table
 from secure_fl.cli.lists import listed
 from secure_fl.errors import UsageError
 from secure_fl.files import write_atomically
+from secure_fl.results.wording import OVER_SITES
 from secure_fl.settings import set_dotted
 
 
@@ -74,6 +75,7 @@ def bench_privacy(
         typer.echo(json.dumps(result))
         return
     typer.echo(f"{task}, {strategy}, {nodes} sites, {rounds} rounds, delta {delta:g}, seeds {seeds}")
+    typer.echo(f"accuracies and errors: {OVER_SITES}, then over seeds")
     Console().print(_shown(result))
 
 

@@ -55,7 +55,10 @@ def status(
     operator: AsOperator = _DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far studies are, whom they wait for and why, and how well their models do."""
+    """Show how far studies are, whom they wait for and why, and how well their models do.
+
+    Example: secure-fl study status heart
+    """
 
     async def fetch(lead: Connection) -> tuple[pb.StudyStatus, ...]:
         return await lead.status(await find(lead, study_id) if study_id else "")
@@ -73,7 +76,10 @@ def status(
 
 
 def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
-    """End a study before its last round. What it has committed stays. Only who submitted a study may stop it."""
+    """End a study before its last round. What it has committed stays. Only who submitted a study may stop it.
+
+    Example: secure-fl study stop heart --as operator.toml
+    """
 
     ended = Operator(operator).stop(study_id)
     typer.echo(f"study {ended['study_id']} is {ended['state']} after {ended['rounds_done']} rounds")
@@ -88,6 +94,8 @@ def export(
     """Write a study's current model as safetensors, with a model card beside it.
 
     Where the study's task is installed here, its tensors have torch's own names.
+
+    Example: secure-fl study export heart --out heart.safetensors
     """
     done = Operator(operator).export(study_id, out, untrained=untrained)
     trained = f"{done.rounds_done} of {done.rounds_planned} rounds" if done.rounds_done else "untrained"

@@ -17,7 +17,7 @@ from secure_fl.errors import CertificateError, UsageError
 from secure_fl.identity.certificates import parse_fingerprint, utc_now
 from secure_fl.identity.invitation import Invitation
 from secure_fl.operations import joining
-from secure_fl.operations.joining import Newcomer
+from secure_fl.operations.joining import Newcomer, TaskCopy
 from secure_fl.operations.party_templates import FILES, Dataset
 
 operator = typer.Typer(name="operator", help="Set up a study lead; `secure-fl study` then works with the coordinator.")
@@ -35,6 +35,10 @@ Data = Annotated[
 Units = Annotated[
     list[str] | None,
     typer.Option("--units", help="ID=NUMBER: about how many records or groups, for differential privacy; repeatable."),
+]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option("--task", help="FILE.py:Class: a task you have read; it is copied here and allowed; repeatable."),
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to; nothing in it is overwritten.")]
 Handed = Annotated[Path, typer.Argument(help="The invitation, or later the reply, that the authority handed out.")]
@@ -79,6 +83,7 @@ def new_node(
     fingerprint: Fingerprint = "",
     data: Data = None,
     units: Units = None,
+    task: Tasks = None,
     out: Out = Path(),
 ) -> None:
     """Write node.toml, and keys with a request for a certificate. With an invitation `node join` is shorter.
@@ -92,6 +97,7 @@ def new_node(
         coordinator=_asked(coordinator, "--coordinator", "The coordinator's host:port"),
         fingerprint=_asked(fingerprint, "--fingerprint", "The coordinator's fingerprint"),
         datasets=_datasets(data, units, out),
+        tasks=_tasks(task),
     )
     joining.begin(newcomer)
     _tell_begun(newcomer)
@@ -104,6 +110,7 @@ def join_node(
     name: NameOption = "",
     data: Data = None,
     units: Units = None,
+    task: Tasks = None,
     authority: AuthorityOption = "",
     out: Out = Path(),
     serve: Serve = False,
@@ -119,10 +126,10 @@ def join_node(
         if serve:
             raise UsageError("--serve goes with the reply", advice="without a certificate there is nothing to serve")
         name = _asked(name, "--name", "Name of this site")
-        _join(invitation, "node", name, out, _datasets(data, units, out))
+        _join(invitation, "node", name, out, datasets=_datasets(data, units, out), tasks=_tasks(task))
         return
-    if name or data or units:
-        raise UsageError("--name, --data and --units go with an invitation; this is a reply")
+    if name or data or units or task:
+        raise UsageError("--name, --data, --units and --task go with an invitation; this is a reply")
     _accept(invitation, "node", out)
     if serve:
         processes.become("node", str(out / FILES["node"]))
@@ -155,7 +162,7 @@ def join_operator(handed: Handed, name: NameOption = "", authority: AuthorityOpt
     """
     invitation = _read(handed, authority)
     if invitation.certificate is None:
-        _join(invitation, "operator", _asked(name, "--name", "Name of the study lead"), out, ())
+        _join(invitation, "operator", _asked(name, "--name", "Name of the study lead"), out)
         return
     if name:
         raise UsageError("--name goes with an invitation; this is a reply")
@@ -180,8 +187,16 @@ def _read(path: Path, authority: str) -> Invitation:
     return handed_out
 
 
-def _join(invitation: Invitation, role: str, name: str, out: Path, datasets: tuple[Dataset, ...]) -> None:
-    newcomer = joining.accept_invitation(invitation, role=role, name=name, folder=out, datasets=datasets)
+def _join(
+    invitation: Invitation,
+    role: str,
+    name: str,
+    out: Path,
+    *,
+    datasets: tuple[Dataset, ...] = (),
+    tasks: tuple[TaskCopy, ...] = (),
+) -> None:
+    newcomer = joining.accept_invitation(invitation, role=role, name=name, folder=out, datasets=datasets, tasks=tasks)
     typer.echo(f"invited by {invitation.consortium!r}; compare by telephone with the authority, digit by digit:")
     typer.echo(f"  {_groups(invitation.authority_fingerprint)}")
     _tell_begun(newcomer)
@@ -191,6 +206,8 @@ def _tell_begun(newcomer: Newcomer) -> None:
     request, file = newcomer.request, newcomer.file
     typer.echo(f"wrote {file}: read it, and change what this {_who(newcomer.role)} decides otherwise")
     typer.echo(f"made two private keys, which stay in {newcomer.folder.resolve()}")
+    for task in newcomer.tasks:
+        typer.echo(f"copied {task.path.name}: this code will run here; `secure-fl node approve` shows its SHA-256")
     for one in newcomer.datasets:
         if not (newcomer.folder / one.path).exists():
             typer.echo(f"data set {one.id}: {one.path} is not there yet")
@@ -230,6 +247,11 @@ def _datasets(data: list[str] | None, units: list[str] | None, out: Path) -> tup
     if unknown := counts.keys() - {name for name, _ in pairs}:
         raise UsageError(f"--units {min(unknown)}=…: there is no --data {min(unknown)}=…")
     return tuple(Dataset(id=name, path=_seen_from(out, path), units=counts.get(name)) for name, path in pairs)
+
+
+def _tasks(given: list[str] | None) -> tuple[TaskCopy, ...]:
+    parts = [text.rpartition(":") for text in given or ()]
+    return tuple(TaskCopy(path=Path(path), attribute=attribute) for path, _, attribute in parts)
 
 
 def _seen_from(folder: Path, path: str) -> str:

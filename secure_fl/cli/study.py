@@ -53,7 +53,7 @@ seed = {seed}  # of the common start; another study gets another one
 
 [task]                     # installed at every site; known here: {tasks}
 name = "{task}"
-# dataset = "{task}"       # the id under which each site lists its own data; never a path
+{dataset:24}   # the id under which each site lists its own data; never a path
 
 [strategy]                 # {strategies}
 name = "{strategy}"
@@ -123,6 +123,7 @@ def new(
     protection: Annotated[str, typer.Option(help="Protection id; without it what suits the strategy.")] = "",
     rounds: Annotated[int | None, typer.Option(help="How many rounds; without it 10.")] = None,
     roster: Annotated[Path | None, typer.Option(help="The sites, as `secure-fl pki roster` prints them.")] = None,
+    dataset: Annotated[str, typer.Option(help="The id of the sites' data; without it the task's name.")] = "",
     start: Annotated[
         Path | None, typer.Option("--from", metavar="MODEL", help="Train on from this model (safetensors).")
     ] = None,
@@ -135,14 +136,14 @@ def new(
     listed = tomli_w.dumps(sites).strip() or '# hospital-a = "…64 hexadecimal digits…"'
     seed = secrets.randbits(62)
     if recipe:
-        if task or strategy or protection or rounds is not None:
+        if task or strategy or protection or dataset or rounds is not None:
             raise UsageError(
                 "--recipe settles task, strategy, protection and rounds", advice="leave them out, and edit the file"
             )
         text = recipes.written(recipe, study=name, seed=seed, roster=listed)
     else:
         text = _from_template(
-            name, seed, listed, task, strategy or "fedavg", protection, 10 if rounds is None else rounds
+            name, seed, listed, task, strategy or "fedavg", protection, 10 if rounds is None else rounds, dataset
         )
     try:
         parsed = Study.parse(tomllib.loads(text))  # Before it is written: what cannot be leaves no file.
@@ -154,16 +155,20 @@ def new(
     typer.echo(f"{path}: written; next: secure-fl study show {path}")
 
 
-def _from_template(name: str, seed: int, roster: str, task: str, strategy: str, protection: str, rounds: int) -> str:
+def _from_template(
+    name: str, seed: int, roster: str, task: str, strategy: str, protection: str, rounds: int, dataset: str
+) -> str:
     require_known("strategy", strategy, strategies.known())
     protection = protection or protect.suitable(strategies.asks(strategy))
     require_known("protection", protection, protect.known())
+    task = task or strategies.defaults(strategy).get("task.name", "digits")
     return _TEMPLATE.format(
         name=name,
         seed=seed,
         rounds=rounds,
         roster=roster,
-        task=task or strategies.defaults(strategy).get("task.name", "digits"),
+        task=task,
+        dataset=f'dataset = "{dataset}"' if dataset else f'# dataset = "{task}"',
         strategy=strategy,
         protection=protection,
         warning="            # UNSAFE: the coordinator sees every update" if protection == "none" else "",

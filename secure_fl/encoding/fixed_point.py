@@ -112,6 +112,14 @@ class FixedPoint:
             np.right_shift(whole, places, out=encoded[start : start + _CHUNK], casting="same_kind")
         return encoded, clipped
 
+    def reweighed(self, vector: Integers, *, before: int, after: int, stream: KeyStream) -> Integers:
+        """One node's integers for the same values under another weight, rounded from the stream as the first time."""
+        if after == before:
+            return vector
+        values = self.decode(BlockSum(total=vector, weight=before, contributors=1))
+        encoded, _ = self.encode(np.clip(values, -self.clip, self.clip), weight=after, stream=stream)
+        return encoded
+
     def require_range(self, block: BlockSum) -> None:
         """Raise `OverflowInvariantError` unless contributors with that weight can have made the sum: |mean| ≤ clip.
 

@@ -37,3 +37,8 @@ def quantise_weight(
         return WEIGHT_UNITS
     wanted = round(WEIGHT_UNITS * samples * richness / reference_samples)
     return min(WEIGHT_UNITS, max(weight_floor(min_cohort, colluders), wanted))
+
+
+def aged_weight(weight: int, part: float, *, min_cohort: int, colluders: int) -> int:
+    """What is left of a node's weight if old work counts by `part`: never less than keeps others from standing out."""
+    return min(weight, max(weight_floor(min_cohort, colluders), round(weight * part)))

@@ -210,7 +210,7 @@ def _unacceptable(where: str, error: ssl.SSLCertVerificationError) -> Certificat
     if code in _HOST_MISMATCH:
         return CertificateError(
             f"{where}: the coordinator's certificate is not for this host",
-            advice="use a host of its certificate, or have that renewed: `secure-fl pki renew coordinator.toml --host HOST`",
+            advice="use a host of its certificate, or renew that: `secure-fl pki renew coordinator.toml --host HOST`",
         )
     if code in _UNKNOWN_ISSUER:
         return CertificateError(

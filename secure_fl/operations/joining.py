@@ -31,6 +31,23 @@ from secure_fl.secret import Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCopy:
+    """A task in a file that a site was given: a copy of it will lie beside the site's own file."""
+
+    path: Path
+    attribute: str
+
+    def __post_init__(self) -> None:
+        if self.path.suffix != ".py" or not (self.path.stem.isidentifier() and self.attribute.isidentifier()):
+            raise UsageError(f"{self.path}:{self.attribute} is not FILE.py:Class", advice="for example wards.py:Wards")
+
+    @property
+    def listed(self) -> str:
+        """As the site's policy names it."""
+        return f"{self.path.name}:{self.attribute}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
     """Who joins, in which role, and what its file is to say."""
 
@@ -42,6 +59,7 @@ class Newcomer:
     coordinator: str = ""  # of everybody else: host:port of the coordinator
     fingerprint: str = ""
     datasets: Sequence[Dataset] = ()
+    tasks: Sequence[TaskCopy] = ()
 
     def __post_init__(self) -> None:
         Subject(role=self.role, name=self.name, hosts=self.hosts)  # raises `CertificateError`
@@ -76,22 +94,35 @@ class Newcomer:
         if self.role == "operator":
             return party_templates.operator_file(self.name, coordinator=self.coordinator, fingerprint=digits)
         return party_templates.node_file(
-            self.name, coordinator=self.coordinator, fingerprint=digits, datasets=self.datasets
+            self.name,
+            coordinator=self.coordinator,
+            fingerprint=digits,
+            datasets=self.datasets,
+            tasks=[one.listed for one in self.tasks],
         )
 
 
 def begin(newcomer: Newcomer) -> tuple[Path, ...]:
     """Write a party's file, its keys and the request for a certificate. Raises `StorageError` where one is there."""
-    refuse_existing(newcomer.file)
+    copies = {newcomer.folder / one.path.name: _code(one.path) for one in newcomer.tasks}
+    refuse_existing(newcomer.file, *copies)
     csr, tls_key, signing_key = make_request(newcomer.role, newcomer.name, hosts=newcomer.hosts)
     stem = newcomer.request.name.removesuffix(".csr.pem")
     written = save_request(newcomer.folder, stem=stem, request=csr, tls_key=tls_key, signing_key=signing_key)
+    for path, code in copies.items():
+        write_atomically(path, code)
     write_atomically(newcomer.file, newcomer.text().encode())
     return newcomer.file, *written
 
 
 def accept_invitation(
-    invitation: Invitation, *, role: str, name: str, folder: Path, datasets: Sequence[Dataset] = ()
+    invitation: Invitation,
+    *,
+    role: str,
+    name: str,
+    folder: Path,
+    datasets: Sequence[Dataset] = (),
+    tasks: Sequence[TaskCopy] = (),
 ) -> Newcomer:
     """The same for whoever was invited: coordinator and authority are those of the invitation."""
     if not invitation.coordinator:
@@ -103,6 +134,7 @@ def accept_invitation(
         coordinator=invitation.coordinator,
         fingerprint=invitation.fingerprint,
         datasets=datasets,
+        tasks=tasks,
     )
     ca = folder / "ca.pem"
     if ca.exists():
@@ -162,6 +194,13 @@ def party_in(table: object, *, path: Path) -> str:
     if len(found) != 1:
         raise SettingsError(f"{path}: has no [node], [coordinator] or [operator]")
     return found[0]
+
+
+def _code(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: the task's code cannot be read ({error.strerror})") from None
 
 
 def _require_own_keys(party: OwnIdentity, certificate: Certificate) -> None:

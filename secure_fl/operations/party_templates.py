@@ -12,7 +12,6 @@ from typing import Any
 
 import tomli_w
 
-from secure_fl import protect
 from secure_fl.errors import UsageError
 
 _COLUMN = 38  # where comments begin
@@ -55,7 +54,9 @@ def coordinator_file(name: str, *, port: int = 8443) -> str:
 {_STATE_AND_LOG}"""
 
 
-def node_file(name: str, *, coordinator: str, fingerprint: str, datasets: Sequence[Dataset] = ()) -> str:
+def node_file(
+    name: str, *, coordinator: str, fingerprint: str, datasets: Sequence[Dataset] = (), tasks: Sequence[str] = ()
+) -> str:
     """`node.toml`."""
     sections = "\n".join(_dataset(one) for one in datasets) or _NO_DATASET
     return f"""\
@@ -72,10 +73,10 @@ def node_file(name: str, *, coordinator: str, fingerprint: str, datasets: Sequen
 
 {sections}
 [policy]                              # what this site agrees to; everything else is refused
-{_line("protections", protect.hiding(), '"none" lets the coordinator read updates, "encrypted" it with one other site')}
+protections = ["masked", "sealed"]    # "none" lets the coordinator read updates, "encrypted" it with one other site
 {_line("strategies", (), "empty: all")}
 {_line("datasets", (), "ids that studies may use; empty: all of this file")}
-{_line("tasks", (), 'tasks that are no installed package: "wards.py:Wards", a file beside this one')}
+{_line("tasks", tuple(tasks), 'tasks that are no installed package: "wards.py:Wards", a file beside this one')}
 {_line("min_cohort", 3, "fewest sites behind anything opened")}
 {_line("colluders", 1, "how many sites siding with the coordinator a study has to withstand")}
 {_line("model_bytes", 2**30, "the largest shared model this site fetches")}
@@ -150,14 +151,15 @@ _NO_DATASET = """\
 
 def _line(key: str, value: Any, comment: str) -> str:
     """One setting as TOML, with a comment in its column."""
-    written = tomli_w.dumps({key: list(value) if isinstance(value, tuple) else value}).strip()
-    if isinstance(value, tuple):
-        written = f"{key} = [{', '.join(_quoted(one) for one in value)}]"
+    if isinstance(value, tuple):  # tomli_w would give every entry a line of its own
+        written = f"{key} = [{', '.join(_value(one) for one in value)}]"
+    else:
+        written = f"{key} = {_value(value)}"
     return f"{written:{_COLUMN - 1}} # {comment}"
 
 
-def _quoted(text: str) -> str:
-    return tomli_w.dumps({"x": text}).strip().removeprefix("x = ")
+def _value(value: Any) -> str:
+    return tomli_w.dumps({"x": value}).strip().removeprefix("x = ")
 
 
 _STATE_AND_LOG = "\n".join(

@@ -26,8 +26,8 @@ class Reservation:
     """One training's claim on a data set's budget.
 
     `privacy` has everything from which the ledger's reader recomputes ε, its cost included; None where nothing bounds
-    what is learnt about a record. What `repeats` sends integers again that an earlier attempt at the round computed:
-    nothing new is, and it costs nothing.
+    what is learnt about a record. What `repeats` sends integers that an earlier attempt computed: nothing new is, and
+    it costs nothing.
     """
 
     study_id: str
@@ -36,6 +36,7 @@ class Reservation:
     dataset: str
     repeats: bool = False
     privacy: Mapping[str, Any] | None = None
+    trained: int | None = None  # of what `repeats`: the earlier round that computed it, where that is another one
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -55,6 +56,7 @@ class Reservation:
             "dataset": self.dataset,
             "repeats": self.repeats,
             "privacy": None if self.privacy is None else dict(self.privacy),
+            **({} if self.trained is None else {"trained": self.trained}),
         }
 
 

@@ -137,7 +137,7 @@ def _planned(entry: Entry, key: _Key, before: Sequence[Plan]) -> Plan:
     events: tuple[NoisySteps, ...] = ()
     basis: Plan | None = None
     if repeats:
-        basis = _repeated(key, dataset, before)
+        basis = _repeated((key[0], _trained(facts, key[1]), key[2]), dataset, before)
         privacy = basis.privacy
     elif privacy is not None:
         events = _events(privacy)
@@ -154,12 +154,25 @@ def _planned(entry: Entry, key: _Key, before: Sequence[Plan]) -> Plan:
     )
 
 
+def _trained(facts: Mapping[str, Any], number: int) -> int:
+    """The round that computed what is sent: an earlier one where sites join at their own pace."""
+    trained = facts.get("trained", number)
+    if not isinstance(trained, int) or isinstance(trained, bool) or not 1 <= trained <= max(1, number):
+        raise ValueError("does not say which round computed what it repeats")
+    return trained
+
+
 def _repeated(key: _Key, dataset: str, before: Sequence[Plan]) -> Plan:
     """The plan whose result is sent again: it must be one that counts."""
     for plan in reversed(before):
         if (plan.study, plan.round, plan.dataset) == (*key[:2], dataset) and plan.counts and plan.repeats is None:
             return plan
     raise ValueError("repeats what no earlier attempt that counts has computed")
+
+
+def _basis(plan: Plan) -> int:
+    """The entry that planned what is sent: its own, or the one that it repeats."""
+    return plan.entry.sequence if plan.repeats is None else plan.repeats
 
 
 def _events(privacy: Mapping[str, Any]) -> tuple[NoisySteps, ...]:
@@ -183,11 +196,13 @@ def _closed(plan: Plan, entry: Entry, known: Sequence[Plan]) -> Plan:
         raise ValueError(f"comes after {plan.state!r} of the same attempt")
     facts = entry.facts
     planned = plan.entry.facts
-    if any(facts.get(name) != planned.get(name) for name in ("dataset", "repeats", "privacy")):
+    if any(facts.get(name) != planned.get(name) for name in ("dataset", "repeats", "privacy", "trained")):
         raise ValueError("closes a plan in other terms than it was made in")
     if entry.kind == CANCELLED and any(one.repeats == plan.entry.sequence and one.counts for one in known):
         raise ValueError("takes back what a later attempt has sent again")
     if entry.kind == SENT:
+        if any(_basis(one) == _basis(plan) and one.state == "sent" and one.round != plan.round for one in known):
+            raise ValueError("sends what was sent in another round before")
         size = facts["release"].get("bytes", 0)
         if not isinstance(size, int) or size < 0:
             raise ValueError("does not say how much left")

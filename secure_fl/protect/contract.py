@@ -76,6 +76,7 @@ from secure_fl.encoding.integers import BlockSum, Integers
 from secure_fl.identity.member import Member
 from secure_fl.identity.signing import transcript
 from secure_fl.protect.past import NoPast, Past
+from secure_fl.protect.versions import Version
 from secure_fl.protect.witness import Witness
 from secure_fl.randomness import Randomness
 
@@ -103,6 +104,10 @@ class RoundContext:
     weighting: str = "equal"  # how much sites count: two sums that weigh them otherwise show who weighs more
     declared: bytes = b""  # the digest of what sites declared, where circles follow from it
     compares: bool = False  # combine only: distances of features are opened in this round
+    # Where each site joins at its own pace: how many versions old the model may be that an update was made from.
+    # `base_model` is then the newest version, and this its number. None: everybody trains from `base_model`.
+    staleness: int | None = None
+    version: int = 0
     binding: bytes = field(init=False)  # a hash of all this; whatever is signed or derived in a round has it as a field
 
     def __post_init__(self) -> None:
@@ -119,6 +124,7 @@ class RoundContext:
             f"{self.protection} {self.payload_version}".encode(),
             self.settings,
             *((self.declared,) if self.declared else ()),
+            *((f"from version {self.version}, {self.staleness} old".encode(),) if self.staleness is not None else ()),
         )
         object.__setattr__(self, "binding", hashlib.sha256(transcript("round", *fields)).digest())
 
@@ -130,6 +136,7 @@ class Contribution:
     blocks: Mapping[str, Integers]
     weight: int
     seconds: float = 0.0  # that training took, where it is to be said (`declarations`)
+    made_from: Version | None = None  # the version that was trained from, where each site joins at its own pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +193,9 @@ class Host:
     past: Past = field(default_factory=NoPast)  # the sums it was part of, over all studies
     exceptions: frozenset[str] = frozenset()  # guarantees that its site agrees to give up
     witness: Witness | None = None  # its ledger, and its notes of others'; None at a site without a disk
+    # Where each site joins at its own pace: versions of the model it was told of, and who agreed in the study before.
+    told: tuple[Version, ...] = ()
+    agreed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +212,7 @@ class Opened:
 
     cohort: tuple[str, ...]
     blamed: Mapping[str, str] = field(default_factory=dict)  # who cheated, though in vain → what it did
+    bases: Mapping[str, int] = field(default_factory=dict)  # who joined at its own pace → the version it trained from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +280,7 @@ class Protection(ABC):
     payload_version: ClassVar[int]  # of its messages; a node and a coordinator with different ones do not talk
     coordinator_sees_updates: ClassVar[bool]
     by_name_only: ClassVar[bool] = False  # whether a site has to name it in its policy, since it rests on more trust
+    own_pace: ClassVar[bool] = False  # whether sums may hold work from different versions of the model
     bits: ClassVar[int] = 16  # of a value, where the study does not say
     order: ClassVar[Mapping[RequestKind, tuple[str, ...]]]  # what it serves, and the phases of that in order
     carrier: ClassVar[str]  # the first phase whose answer depends on the data: the site is charged before it is sent

@@ -53,7 +53,9 @@ def render(result: Mapping[str, Any], features: Sequence[Points | None] = ()) ->
     )
     several = len(result["seeds"]) > 1
     note = (
-        "Mean over the sites, then over seeds; ± is the standard deviation over seeds." if several else "One seed only."
+        "Mean over the sites, then over seeds; ± is the standard deviation over seeds."
+        if several
+        else "Mean over the sites; one seed only."
     ) + " “Across sites” is the standard deviation between the sites of a run: smaller is more even."
     body = (
         f'<header>\n<p class="eyebrow">Comparison</p>\n<div class="title"><h1>{escape(result["task"])}</h1></div>\n'

@@ -25,7 +25,7 @@ def metrics_section(record: StudyRecord, summary: Mapping[str, Any]) -> str:
     )
     charts = "".join(_chart(record, name) for name in names)
     drawn = f'<div class="charts">{charts}</div>' if charts else ""
-    return section("Metrics of the task", note, _table(summary, names) + drawn)
+    return section("Metrics of the task", note, drawn + _table(summary, names))
 
 
 def _table(summary: Mapping[str, Any], names: tuple[str, ...]) -> str:
@@ -61,8 +61,12 @@ def _chart(record: StudyRecord, name: str) -> str:
     end = f" It ends at {decimal(together.known[-1][1])}." if together.known else ""
     label = f"{title}, over all test rows together and for {len(sites)} sites.{end}"
     values = [value for line in (*sites, together) for _, value in line.known]
-    ceiling = 1.0 if min(values) >= 0 and max(values) <= 1 else None
-    drawn = "".join(
-        line_chart(frame, sites, together, text=error_text, ceiling=ceiling, label=label) for frame in FRAMES
-    )
+    # Nobody says of a metric how large it can be, but one that has stayed between 0 and 1 is a share.
+    text, ceiling = (_share_text, 1.0) if min(values) >= 0 and max(values) <= 1 else (error_text, None)
+    drawn = "".join(line_chart(frame, sites, together, text=text, ceiling=ceiling, label=label) for frame in FRAMES)
     return figure(title, drawn)
+
+
+def _share_text(value: float, decimals: int) -> str:
+    """0.95, where the axis counts the decimals of 95 %."""
+    return error_text(value, decimals + 2)

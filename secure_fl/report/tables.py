@@ -32,6 +32,7 @@ _MISSING = {
     "sat out": ("No reason was recorded.", ""),
     "LateMessage": ("It did not answer in time.", "if this repeats, raise rounds.deadline or rounds.phase_deadline"),
     WrongSharesError.code: ("It was left out because it had cheated before.", "see the top of this page"),
+    "StillTraining": ("It was still training; its work enters a later version.", ""),
     "NotConnected": ("It lost its connection.", "if this repeats, look at the site's network and its log"),
 }
 

@@ -44,8 +44,15 @@ def turns_section(record: StudyRecord, *, regression: bool = False) -> str:
         "A circle trains from the newest version when it is free, and is merged when its last site has uploaded."
         " A point of accuracy or error is what the sites of one circle measured on the version that they began from."
     )
+    title = "Turns of circles"
+    if all(len(members) == 1 for members in place):
+        title = "Sites at their own pace"
+        note = (
+            "Each circle here is one site. It trains from the newest version when it is free, and its work enters the"
+            " first version that is made after it is done."
+        )
     tables = _circle_table(record, place) + _site_table(record, place) + _block_table(record)
-    return section("Turns of circles", note, f'<div class="charts">{charts}</div>{tables}')
+    return section(title, note, f'<div class="charts">{charts}</div>{tables}')
 
 
 # --- when -------------------------------------------------------------------------------------------------

@@ -89,6 +89,16 @@ class ModelCard:
             versions={name: metadata.version(name) for name in ("secure-fl", "torch")},
         )
 
+    @property
+    def privacy_in_words(self) -> str:
+        """What the study promises about single records, or in a simulation what it would have cost."""
+        if self.privacy is None:
+            return "none; nothing limits how much the model can reveal about single records"
+        cost = "epsilon {epsilon:.3g} with delta {delta:g} for each {unit}".format(**self.privacy)
+        if self.simulated:
+            return f"{self.privacy['mode']}, {cost}; simulated noise comes from a seed and protects nobody"
+        return f"{self.privacy['mode']}, at most {cost}, enforced by each site"
+
     def write(self, model: Path) -> Path:
         """Write the card beside the file of the model; returns the page for people. Raises `StorageError`."""
         digest = sha256_of(model).hex()
@@ -101,11 +111,6 @@ class ModelCard:
     def _page(self, file: str, digest: str) -> str:
         whose = "the global model" if self.model == "global" else f"the model of {self.model}"
         trained = f"{self.rounds} of {self.planned_rounds} rounds, {self.outcome}"
-        privacy = "none: nothing limits how much it can reveal about single records"
-        if self.privacy is not None:
-            privacy = "ε = {epsilon:.3g}, δ = {delta:.3g} for each {unit} ({mode})".format(**self.privacy)
-            if self.simulated:
-                privacy += "; simulated noise comes from a seed and protects nobody"
         measured = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self.metrics.items())
         sites = ", ".join(self.sites[:_SHOWN_SITES]) + (" …" if len(self.sites) > _SHOWN_SITES else "")
         tensors = "as in torch: `load_state_dict`, or `secure_fl.load_model`"
@@ -121,7 +126,7 @@ class ModelCard:
             f"- trained: {trained}" + ("" if self.rounds else ": **untrained**"),
             f"- task: {self.task} {json.dumps(dict(self.task_settings))}, strategy: {self.strategy}",
             f"- protection: {self.protection}",
-            f"- differential privacy: {privacy}",
+            f"- differential privacy: {self.privacy_in_words}",
             f"- measured: {measured or 'nothing that sites shared'}",
             f"- parameters: {self.parameters}, shared: {self.shared_parameters}",
             f"- tensors: {tensors}",

@@ -111,7 +111,7 @@ class StudyAnswer(_message.Message):
     def __init__(self, accepted: _Optional[bool] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class PhaseAnnouncement(_message.Message):
-    __slots__ = ("round", "attempt", "kind", "phase", "deadline_ms", "model", "invited", "payload", "bulk", "declared", "asked")
+    __slots__ = ("round", "attempt", "kind", "phase", "deadline_ms", "model", "invited", "payload", "bulk", "declared", "asked", "agreements")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class PhaseAnnouncement(_message.Message):
     BULK_FIELD_NUMBER: _ClassVar[int]
     DECLARED_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENTS_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: int
     kind: RoundKind
@@ -134,7 +135,8 @@ class PhaseAnnouncement(_message.Message):
     bulk: ObjectRef
     declared: ObjectRef
     asked: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[RoundKind, str]] = ..., phase: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., invited: _Optional[_Iterable[str]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., bulk: _Optional[_Union[ObjectRef, _Mapping]] = ..., declared: _Optional[_Union[ObjectRef, _Mapping]] = ..., asked: _Optional[_Iterable[str]] = ...) -> None: ...
+    agreements: bytes
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., kind: _Optional[_Union[RoundKind, str]] = ..., phase: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., model: _Optional[_Union[ModelRef, _Mapping]] = ..., invited: _Optional[_Iterable[str]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., bulk: _Optional[_Union[ObjectRef, _Mapping]] = ..., declared: _Optional[_Union[ObjectRef, _Mapping]] = ..., asked: _Optional[_Iterable[str]] = ..., agreements: _Optional[bytes] = ...) -> None: ...
 
 class RoundClosed(_message.Message):
     __slots__ = ("round", "attempt", "committed", "reason")

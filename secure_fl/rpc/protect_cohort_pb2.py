@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"secure_fl/rpc/protect_cohort.proto\x12\x0csecure_fl.v1\"\xc9\x01\n\x08Manifest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x0c\x12\x11\n\textension\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\x12\n\nexceptions\x18\x06 \x03(\t\x12&\n\x06opened\x18\x07 \x03(\x0b\x32\x16.secure_fl.v1.Together\x12(\n\x06ledger\x18\x08 \x01(\x0b\x32\x18.secure_fl.v1.SignedHead\"=\n\nSignedHead\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x19\n\x08Together\x12\r\n\x05nodes\x18\x01 \x03(\t\"a\n\x0b\x44\x65\x63laration\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x03 \x03(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x0c\n\x04pace\x18\x05 \x01(\r\"?\n\x0c\x44\x65\x63larations\x12/\n\x0c\x64\x65\x63larations\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.Declaration\"3\n\x06Roster\x12)\n\tmanifests\x18\x01 \x03(\x0b\x32\x16.secure_fl.v1.Manifestb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"secure_fl/rpc/protect_cohort.proto\x12\x0csecure_fl.v1\"\xdc\x01\n\x08Manifest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x0c\x12\x11\n\textension\x18\x04 \x01(\x0c\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\x12\n\nexceptions\x18\x06 \x03(\t\x12&\n\x06opened\x18\x07 \x03(\x0b\x32\x16.secure_fl.v1.Together\x12(\n\x06ledger\x18\x08 \x01(\x0b\x32\x18.secure_fl.v1.SignedHead\x12\x11\n\tagreement\x18\t \x01(\x0c\"3\n\tAgreement\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"9\n\nAgreements\x12+\n\nagreements\x18\x01 \x03(\x0b\x32\x17.secure_fl.v1.Agreement\"=\n\nSignedHead\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0c\n\x04head\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x19\n\x08Together\x12\r\n\x05nodes\x18\x01 \x03(\t\"a\n\x0b\x44\x65\x63laration\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x03 \x03(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c\x12\x0c\n\x04pace\x18\x05 \x01(\r\"?\n\x0c\x44\x65\x63larations\x12/\n\x0c\x64\x65\x63larations\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.Declaration\"3\n\x06Roster\x12)\n\tmanifests\x18\x01 \x03(\x0b\x32\x16.secure_fl.v1.Manifestb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'secure_fl.rpc.protect_cohor
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MANIFEST']._serialized_start=53
-  _globals['_MANIFEST']._serialized_end=254
-  _globals['_SIGNEDHEAD']._serialized_start=256
-  _globals['_SIGNEDHEAD']._serialized_end=317
-  _globals['_TOGETHER']._serialized_start=319
-  _globals['_TOGETHER']._serialized_end=344
-  _globals['_DECLARATION']._serialized_start=346
-  _globals['_DECLARATION']._serialized_end=443
-  _globals['_DECLARATIONS']._serialized_start=445
-  _globals['_DECLARATIONS']._serialized_end=508
-  _globals['_ROSTER']._serialized_start=510
-  _globals['_ROSTER']._serialized_end=561
+  _globals['_MANIFEST']._serialized_end=273
+  _globals['_AGREEMENT']._serialized_start=275
+  _globals['_AGREEMENT']._serialized_end=326
+  _globals['_AGREEMENTS']._serialized_start=328
+  _globals['_AGREEMENTS']._serialized_end=385
+  _globals['_SIGNEDHEAD']._serialized_start=387
+  _globals['_SIGNEDHEAD']._serialized_end=448
+  _globals['_TOGETHER']._serialized_start=450
+  _globals['_TOGETHER']._serialized_end=475
+  _globals['_DECLARATION']._serialized_start=477
+  _globals['_DECLARATION']._serialized_end=574
+  _globals['_DECLARATIONS']._serialized_start=576
+  _globals['_DECLARATIONS']._serialized_end=639
+  _globals['_ROSTER']._serialized_start=641
+  _globals['_ROSTER']._serialized_end=692
 # @@protoc_insertion_point(module_scope)

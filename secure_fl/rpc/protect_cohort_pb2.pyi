@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("node", "certificate", "blocks", "extension", "signature", "exceptions", "opened", "ledger")
+    __slots__ = ("node", "certificate", "blocks", "extension", "signature", "exceptions", "opened", "ledger", "agreement")
     NODE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Manifest(_message.Message):
     EXCEPTIONS_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     node: str
     certificate: bytes
     blocks: bytes
@@ -24,7 +25,22 @@ class Manifest(_message.Message):
     exceptions: _containers.RepeatedScalarFieldContainer[str]
     opened: _containers.RepeatedCompositeFieldContainer[Together]
     ledger: SignedHead
-    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., extension: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., exceptions: _Optional[_Iterable[str]] = ..., opened: _Optional[_Iterable[_Union[Together, _Mapping]]] = ..., ledger: _Optional[_Union[SignedHead, _Mapping]] = ...) -> None: ...
+    agreement: bytes
+    def __init__(self, node: _Optional[str] = ..., certificate: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., extension: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., exceptions: _Optional[_Iterable[str]] = ..., opened: _Optional[_Iterable[_Union[Together, _Mapping]]] = ..., ledger: _Optional[_Union[SignedHead, _Mapping]] = ..., agreement: _Optional[bytes] = ...) -> None: ...
+
+class Agreement(_message.Message):
+    __slots__ = ("certificate", "signature")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    signature: bytes
+    def __init__(self, certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Agreements(_message.Message):
+    __slots__ = ("agreements",)
+    AGREEMENTS_FIELD_NUMBER: _ClassVar[int]
+    agreements: _containers.RepeatedCompositeFieldContainer[Agreement]
+    def __init__(self, agreements: _Optional[_Iterable[_Union[Agreement, _Mapping]]] = ...) -> None: ...
 
 class SignedHead(_message.Message):
     __slots__ = ("length", "head", "signature")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#secure_fl/rpc/protect_uploads.proto\x12\x0csecure_fl.v1\"v\n\x0eUploadManifest\x12\x14\n\x0c\x65nvelope_key\x18\x01 \x01(\x0c\x12\x11\n\treply_key\x18\x02 \x01(\x0c\x12\x15\n\rsketch_hashes\x18\x03 \x01(\x0c\x12\x14\n\x0csketch_proof\x18\x04 \x01(\x0c\x12\x0e\n\x06opened\x18\x05 \x03(\x0c\"H\n\x0eUploadEnvelope\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\nkey_shares\x18\x02 \x03(\x0c\x12\x14\n\x0csketch_share\x18\x03 \x01(\x0c\"P\n\x0cUploadCommit\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06upload\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"k\n\x0cUploadAnswer\x12*\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x1a.secure_fl.v1.UploadCommit\x12/\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1c.secure_fl.v1.UploadEnvelope\"o\n\x0fUploadEnvelopes\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.UploadCommit\x12/\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1c.secure_fl.v1.UploadEnvelope\"+\n\x0bUploadReply\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\";\n\rUploadReplies\x12*\n\x07replies\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.UploadReply\"g\n\x0cUploadScores\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.UploadCommit\x12*\n\x07replies\x18\x02 \x03(\x0b\x32\x19.secure_fl.v1.UploadReply\"\x87\x01\n\tUploadRow\x12\x0c\n\x04node\x18\x01 \x01(\t\x12-\n\x03row\x18\x02 \x03(\x0b\x32 .secure_fl.v1.UploadRow.RowEntry\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x1a*\n\x08RowEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#secure_fl/rpc/protect_uploads.proto\x12\x0csecure_fl.v1\"\xcf\x01\n\x0eUploadManifest\x12\x14\n\x0c\x65nvelope_key\x18\x01 \x01(\x0c\x12\x11\n\treply_key\x18\x02 \x01(\x0c\x12\x15\n\rsketch_hashes\x18\x03 \x01(\x0c\x12\x14\n\x0csketch_proof\x18\x04 \x01(\x0c\x12\x0e\n\x06opened\x18\x05 \x03(\x0c\x12-\n\tmade_from\x18\x06 \x01(\x0b\x32\x1a.secure_fl.v1.ModelVersion\x12(\n\x04told\x18\x07 \x03(\x0b\x32\x1a.secure_fl.v1.ModelVersion\".\n\x0cModelVersion\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"H\n\x0eUploadEnvelope\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\nkey_shares\x18\x02 \x03(\x0c\x12\x14\n\x0csketch_share\x18\x03 \x01(\x0c\"P\n\x0cUploadCommit\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06upload\x18\x02 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"k\n\x0cUploadAnswer\x12*\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x1a.secure_fl.v1.UploadCommit\x12/\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1c.secure_fl.v1.UploadEnvelope\"o\n\x0fUploadEnvelopes\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.UploadCommit\x12/\n\tenvelopes\x18\x02 \x03(\x0b\x32\x1c.secure_fl.v1.UploadEnvelope\"+\n\x0bUploadReply\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0e\n\x06sealed\x18\x02 \x01(\x0c\";\n\rUploadReplies\x12*\n\x07replies\x18\x01 \x03(\x0b\x32\x19.secure_fl.v1.UploadReply\"g\n\x0cUploadScores\x12+\n\x07\x63ommits\x18\x01 \x03(\x0b\x32\x1a.secure_fl.v1.UploadCommit\x12*\n\x07replies\x18\x02 \x03(\x0b\x32\x19.secure_fl.v1.UploadReply\"\x87\x01\n\tUploadRow\x12\x0c\n\x04node\x18\x01 \x01(\t\x12-\n\x03row\x18\x02 \x03(\x0b\x32 .secure_fl.v1.UploadRow.RowEntry\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x1a*\n\x08RowEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,24 +33,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_UPLOADROW_ROWENTRY']._loaded_options = None
   _globals['_UPLOADROW_ROWENTRY']._serialized_options = b'8\001'
-  _globals['_UPLOADMANIFEST']._serialized_start=53
-  _globals['_UPLOADMANIFEST']._serialized_end=171
-  _globals['_UPLOADENVELOPE']._serialized_start=173
-  _globals['_UPLOADENVELOPE']._serialized_end=245
-  _globals['_UPLOADCOMMIT']._serialized_start=247
-  _globals['_UPLOADCOMMIT']._serialized_end=327
-  _globals['_UPLOADANSWER']._serialized_start=329
-  _globals['_UPLOADANSWER']._serialized_end=436
-  _globals['_UPLOADENVELOPES']._serialized_start=438
-  _globals['_UPLOADENVELOPES']._serialized_end=549
-  _globals['_UPLOADREPLY']._serialized_start=551
-  _globals['_UPLOADREPLY']._serialized_end=594
-  _globals['_UPLOADREPLIES']._serialized_start=596
-  _globals['_UPLOADREPLIES']._serialized_end=655
-  _globals['_UPLOADSCORES']._serialized_start=657
-  _globals['_UPLOADSCORES']._serialized_end=760
-  _globals['_UPLOADROW']._serialized_start=763
-  _globals['_UPLOADROW']._serialized_end=898
-  _globals['_UPLOADROW_ROWENTRY']._serialized_start=856
-  _globals['_UPLOADROW_ROWENTRY']._serialized_end=898
+  _globals['_UPLOADMANIFEST']._serialized_start=54
+  _globals['_UPLOADMANIFEST']._serialized_end=261
+  _globals['_MODELVERSION']._serialized_start=263
+  _globals['_MODELVERSION']._serialized_end=309
+  _globals['_UPLOADENVELOPE']._serialized_start=311
+  _globals['_UPLOADENVELOPE']._serialized_end=383
+  _globals['_UPLOADCOMMIT']._serialized_start=385
+  _globals['_UPLOADCOMMIT']._serialized_end=465
+  _globals['_UPLOADANSWER']._serialized_start=467
+  _globals['_UPLOADANSWER']._serialized_end=574
+  _globals['_UPLOADENVELOPES']._serialized_start=576
+  _globals['_UPLOADENVELOPES']._serialized_end=687
+  _globals['_UPLOADREPLY']._serialized_start=689
+  _globals['_UPLOADREPLY']._serialized_end=732
+  _globals['_UPLOADREPLIES']._serialized_start=734
+  _globals['_UPLOADREPLIES']._serialized_end=793
+  _globals['_UPLOADSCORES']._serialized_start=795
+  _globals['_UPLOADSCORES']._serialized_end=898
+  _globals['_UPLOADROW']._serialized_start=901
+  _globals['_UPLOADROW']._serialized_end=1036
+  _globals['_UPLOADROW_ROWENTRY']._serialized_start=994
+  _globals['_UPLOADROW_ROWENTRY']._serialized_end=1036
 # @@protoc_insertion_point(module_scope)

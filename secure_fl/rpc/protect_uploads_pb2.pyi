@@ -7,18 +7,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class UploadManifest(_message.Message):
-    __slots__ = ("envelope_key", "reply_key", "sketch_hashes", "sketch_proof", "opened")
+    __slots__ = ("envelope_key", "reply_key", "sketch_hashes", "sketch_proof", "opened", "made_from", "told")
     ENVELOPE_KEY_FIELD_NUMBER: _ClassVar[int]
     REPLY_KEY_FIELD_NUMBER: _ClassVar[int]
     SKETCH_HASHES_FIELD_NUMBER: _ClassVar[int]
     SKETCH_PROOF_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
+    MADE_FROM_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
     envelope_key: bytes
     reply_key: bytes
     sketch_hashes: bytes
     sketch_proof: bytes
     opened: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, envelope_key: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., sketch_hashes: _Optional[bytes] = ..., sketch_proof: _Optional[bytes] = ..., opened: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    made_from: ModelVersion
+    told: _containers.RepeatedCompositeFieldContainer[ModelVersion]
+    def __init__(self, envelope_key: _Optional[bytes] = ..., reply_key: _Optional[bytes] = ..., sketch_hashes: _Optional[bytes] = ..., sketch_proof: _Optional[bytes] = ..., opened: _Optional[_Iterable[bytes]] = ..., made_from: _Optional[_Union[ModelVersion, _Mapping]] = ..., told: _Optional[_Iterable[_Union[ModelVersion, _Mapping]]] = ...) -> None: ...
+
+class ModelVersion(_message.Message):
+    __slots__ = ("number", "digest")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    digest: bytes
+    def __init__(self, number: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class UploadEnvelope(_message.Message):
     __slots__ = ("peer", "key_shares", "sketch_share")

@@ -57,8 +57,8 @@ class TurnsUnderWay:
 
 
 def named(sites: tuple[str, ...]) -> str:
-    """A circle by its first site."""
-    return f"the circle of {sites[0]}"
+    """A circle by its first site; a site that goes at its own pace by its name."""
+    return sites[0] if len(sites) == 1 else f"the circle of {sites[0]}"
 
 
 def age(turn: CircleRound) -> str:
@@ -69,7 +69,10 @@ def age(turn: CircleRound) -> str:
 
 
 def merged(turns: list[CircleRound]) -> str:
-    """What a version is made of."""
+    """What a version is made of. Of single sites only those are named whose work is old."""
+    if all(len(turn.members) == 1 for turn in turns):
+        old = [f"{named(turn.members)} {age(turn)}" for turn in turns if turn.staleness]
+        return f"{len(turns)} sites" + (f", {', '.join(old)}" if old else "")
     return "; ".join(f"turn {turn.turn} of {named(turn.members)}, {age(turn)}" for turn in turns)
 
 
@@ -97,6 +100,8 @@ def standing(record: StudyRecord, *, absent: Collection[str]) -> list[str]:
     taken = {circle.members: circle for circle in circle_turns(record)}
     # Where circles follow from what sites declare, the record has those that were merged.
     known = tuple(taken) if study.declares else study.circles()
+    if study.rounds.by_sites:
+        known = tuple((site,) for site in sorted(study.study.roster))
     lines = []
     for sites in known:
         circle = taken.get(sites)
@@ -106,5 +111,5 @@ def standing(record: StudyRecord, *, absent: Collection[str]) -> list[str]:
         missing = [site for site in sites if site in absent]
         if missing and record.outcome == "running":
             told += f"; waits for {', '.join(missing)}"
-        lines.append(f"{named(sites)} ({len(sites)} sites): {told}")
+        lines.append(f"{named(sites)} ({len(sites)} sites): {told}" if len(sites) > 1 else f"{sites[0]}: {told}")
     return lines

@@ -16,7 +16,7 @@ from typing import Any
 from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError
 from secure_fl.settings import require_known
-from secure_fl.strategies.base import Strategy
+from secure_fl.strategies.base import LocalTraining, Strategy
 
 # Loaded by name: the node's main process and the command line stay free of torch until somebody trains.
 _BUILT_IN: dict[str, str] = {
@@ -72,6 +72,11 @@ def asks(name: str) -> RequestKind:
 def defaults(name: str) -> Mapping[str, Any]:
     """What the strategy with this id suggests for studies that do not say; nothing, where there is none."""
     return resolve(name).defaults if name in _BUILT_IN or name in _installed() else {}
+
+
+def settings(name: str) -> type[LocalTraining]:
+    """The settings that the strategy with this id has; those that all have, where there is none."""
+    return resolve(name).Settings if name in _BUILT_IN or name in _installed() else LocalTraining
 
 
 def resolve(name: str) -> type[Strategy]:

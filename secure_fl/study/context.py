@@ -54,4 +54,7 @@ def round_context(
         partial=resolved.strategy.partial,
         declared=b"" if kind is RoundKind.DECLARE else resolved.division.digest,
         compares=request is RequestKind.COMBINE and resolved.strategy.compares(number),
+        # A flush makes the next version, and has its number.
+        staleness=study.rounds.staleness if study.rounds.by_sites and kind is RoundKind.TRAIN else None,
+        version=number - 1 if study.rounds.by_sites and kind is RoundKind.TRAIN else 0,
     )

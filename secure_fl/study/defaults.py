@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from secure_fl import protect, strategies
+from secure_fl.errors import SettingsError
 from secure_fl.settings import Settings
 from secure_fl.tasks.public import FOLDER, public_path
 
@@ -60,12 +61,14 @@ def found(study: Settings) -> tuple[Default, ...]:
         (f"as suits strategy {strategy}", strategies.defaults(strategy)),
         (f"as suits task {name} with strategy {strategy}", task.defaults_with.get(strategy, {})),
     )
+    own = {"task": task.Settings, "strategy": strategies.settings(strategy)}
     applying: dict[str, Default] = {}
     # Where a study lead keeps files is no business of sites.
     if not values["study"]["roster"] and not _is_said(said, "simulation.path") and (path := public_path(task)):
         applying["simulation.path"] = Default(key="simulation.path", value=path, by=f"found in the folder {FOLDER}")
     for by, layer in layers:
         for key, value in layer.items():
+            _require_key(study, key, own, by)
             if not _is_said(said, key) and _fits(values, key):
                 applying[key] = Default(key=key, value=value, by=by)
     return tuple(applying.values())
@@ -95,6 +98,21 @@ def chosen_protection(table: Mapping[str, Any], *, strategy: str, kind: str) -> 
     return (
         f"protection {kind!r} was chosen: strategy {strategy!r} asks for a {strategies.asks(strategy).value}, which "
         f"the usual {usual!r} does not serve"
+    )
+
+
+def _require_key(study: Settings, key: str, own: Mapping[str, type[Settings]], by: str) -> None:
+    """Raise `SettingsError` for a default that no study could have: whoever wrote the task has to hear of it.
+
+    `own` are, by section, the settings of the task and of the strategy.
+    """
+    section, _, name = key.partition(".")
+    if section in type(study).model_fields:
+        keys = {*type(getattr(study, section)).model_fields, *own.get(section, Settings).model_fields} - {"settings"}
+        if name in keys:
+            return
+    raise SettingsError(
+        f"{key!r}, {by}, is no key of a study", advice="correct `defaults` or `defaults_with` of the task"
     )
 
 

@@ -90,10 +90,27 @@ def _training(strategy: Strategy) -> str:
 def _buffered(study: Study) -> tuple[str, ...]:
     if not study.rounds.is_buffered:
         return ()
+    if study.rounds.by_sites:
+        return _by_sites(study)
     return (
         "Circles of sites do not wait for each other: each trains from the newest model when it is free, takes at most "
         f"{study.study.rounds} turns, and is merged when its last site has uploaded. The study ends after "
         f"{study.versions} versions of the model.",
+    )
+
+
+def _by_sites(study: Study) -> tuple[str, ...]:
+    rounds, least = study.rounds, study.min_cohort(RequestKind.SUM)
+    floor = weight_floor(least, study.protection.colluders)
+    waits = "" if rounds.flush_after is None else f", or at least {least} for {rounds.flush_after:g} seconds"
+    return (
+        f"Sites do not wait for each other: a new version of the model is made when {max(rounds.buffer, least)} of "
+        f"them are done{waits}, {study.study.rounds} times. Whoever is still training goes on and joins a later "
+        f"version, once, unless its work is then more than {rounds.staleness} versions old.",
+        "Old work counts less, but so that no other site stands out in the sum: at least "
+        f"{floor / WEIGHT_UNITS:.2f} of fresh work.",
+        "The coordinator and the other sites see which version each site trained from, and so how fast it is. Sites "
+        "open nothing in which two of them trained from different models under one version number.",
     )
 
 
@@ -184,9 +201,15 @@ def _circles(study: Study, kind: RequestKind) -> tuple[str, ...]:
 def _exceptions(study: Study) -> tuple[str, ...]:
     if CHANGING_COHORTS not in study.exceptions:
         return ()
+    by_sites = (
+        "This also covers that sites train from different versions of the model. A coordinator that publishes a "
+        "version from which sites learn nothing sees, in that sum, the work of those who trained from another version "
+        "nearly alone.",
+    )
     return (
         f"EXCEPTION ({CHANGING_COHORTS}): if a site joins or leaves between two rounds, the difference of the two "
         "results tells something about that site. A site has to agree: [policy] exceptions.",
+        *(by_sites if study.rounds.by_sites else ()),
     )
 
 

@@ -1,16 +1,18 @@
-"""[rounds]: how long sites are waited for, and whether circles wait for each other."""
+"""[rounds]: how long sites are waited for, and whether circles, or single sites, wait for each other."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import Field
 
+from secure_fl import protect
 from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError
 from secure_fl.settings import Settings
 from secure_fl.strategies.base import Strategy
 from secure_fl.strategies.merging import MergeSettings
+from secure_fl.study.filling import Filling
 from secure_fl.study.turns import Pace
 
 
@@ -20,14 +22,18 @@ class RoundsSection(Settings):
     # "sync": a round is one of all circles. "buffered": each circle trains whenever it is free, and is merged when its
     # last member has uploaded; `study.rounds` is then the most turns that any one circle takes.
     mode: Literal["sync", "buffered"] = "sync"
+    # Buffered only: who goes at its own pace. "circle": each circle. "site": each site, where all of them agree to sums
+    # of changing sites; a flush is then of `buffer` sites, and `study.rounds` is the number of flushes.
+    unit: Literal["circle", "site"] = "circle"
     deadline: float = Field(600.0, gt=0, le=7 * 86400)  # the first phase, training included
     phase_deadline: float = Field(60.0, gt=0, le=86400)  # every later phase
     gather: float = Field(60.0, ge=0, le=86400)  # waiting for sites before a round
     attempts: int = Field(3, ge=1, le=100)
     # How long to keep waiting after the deadline while too few sites have answered to open the uploads.
     patience: float = Field(7 * 86400.0, ge=0, le=366 * 86400)
-    # Buffered only: after how many versions the study ends (default: `study.rounds`), how many turns make one,
-    # how long the first of them waits for the others, and how many versions old a turn may be.
+    # Buffered only: after how many versions the study ends (default: `study.rounds`), how many turns make one
+    # (of sites: at least the minimum cohort), how long the first of them waits for the others (of sites: how long the
+    # minimum cohort waits for more), and how many versions old a turn may be.
     flushes: int | None = Field(None, ge=1, le=1_000_000)
     buffer: int = Field(1, ge=1, le=512)
     flush_after: float | None = Field(None, gt=0, le=7 * 86400)
@@ -43,6 +49,11 @@ class RoundsSection(Settings):
         """Whether circles do not wait for each other."""
         return self.mode == "buffered"
 
+    @property
+    def by_sites(self) -> bool:
+        """Whether single sites do not wait for each other."""
+        return self.is_buffered and self.unit == "site"
+
     def pace(self, turns: int) -> Pace:
         """What a schedule needs, in a study whose circles take at most so many turns."""
         return Pace(
@@ -53,14 +64,38 @@ class RoundsSection(Settings):
             staleness=self.staleness,
         )
 
+    def filling(self, least: int) -> Filling:
+        """When a flush of single sites closes, of which nothing is opened with fewer than `least`."""
+        return Filling(wanted=max(self.buffer, least), flush_after=self.flush_after)
+
     @property
     def merging(self) -> MergeSettings:
         """How opened turns enter the model."""
         return MergeSettings(kind=self.merge, discount=self.discount, rate=self.rate)
 
+    def weighing(self, words: str) -> str:
+        """How much sites count in a sum, in words that change with it: with the unit "site" old work counts less."""
+        return f"{words}, less by age" if self.by_sites else words
 
-def require_buffered(rounds: RoundsSection, strategy: Strategy, *, recovery: bool, robust: str) -> None:
-    """Raise `SettingsError` where a study's circles cannot go each at its own pace."""
+
+class _Protected(Protocol):
+    """What is asked here of [protection]."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def recovery(self) -> bool: ...
+    @property
+    def robust(self) -> str: ...
+
+
+def require_buffered(rounds: RoundsSection, strategy: Strategy, protection: _Protected, *, turns: int) -> None:
+    """Raise `SettingsError` where a study's circles, or its sites, cannot go each at its own pace."""
+    if rounds.unit == "site" and not rounds.is_buffered:
+        raise SettingsError(
+            'rounds.unit = "site" is for buffered rounds',
+            advice='write rounds.mode = "buffered", or leave the unit out',
+        )
     if not rounds.is_buffered:
         return
     if strategy.asks is not RequestKind.SUM:
@@ -68,8 +103,39 @@ def require_buffered(rounds: RoundsSection, strategy: Strategy, *, recovery: boo
             f"strategy {strategy.name!r} combines sites, which have to be there together",
             advice='write rounds.mode = "sync", or a strategy that asks for sums',
         )
-    if recovery or robust != "none":
+    if rounds.by_sites:
+        _require_sites(rounds, strategy, protection, turns=turns)
+    elif protection.recovery or protection.robust != "none":
         raise SettingsError(
             'rounds.mode = "buffered" merges one whole circle at a time: neither recovery nor robust means',
             advice='write recovery = false and robust = "none", or rounds.mode = "sync"',
+        )
+
+
+_OLDEST = 256  # versions that a site names in each attempt, at most
+
+
+def _require_sites(rounds: RoundsSection, strategy: Strategy, protection: _Protected, *, turns: int) -> None:
+    able = [name for name in protect.known() if protect.describe(name, recovery=True).own_pace]
+    if protection.kind not in able or not protection.recovery or protection.robust != "none":
+        raise SettingsError(
+            'rounds.unit = "site" opens sums of whoever is done, from versions that the sites check',
+            advice=f"write protection.kind = {' or '.join(map(repr, able))}, recovery = true and robust = 'none'",
+        )
+    # A change counts once and is then forgotten. Whatever keeps or moves towards a site's model would have to open it.
+    merging = strategy.merging(rounds.merging, largest=1.0)
+    if merging.kind != "delta" or type(strategy).asked is not Strategy.asked:
+        raise SettingsError(
+            f'rounds.unit = "site" adds up changes, and strategy {strategy.name!r} merges otherwise here',
+            advice='write rounds.merge = "delta", or a strategy that leaves the merging to the study',
+        )
+    if rounds.flushes not in (None, turns):
+        raise SettingsError(
+            'with rounds.unit = "site" a round is a flush, and rounds.flushes says another number than study.rounds',
+            advice="leave rounds.flushes out",
+        )
+    if rounds.staleness > _OLDEST:
+        raise SettingsError(
+            f'with rounds.unit = "site" rounds.staleness is at most {_OLDEST}: sites name that many versions',
+            advice=f"write rounds.staleness = {_OLDEST} or less",
         )

@@ -80,6 +80,6 @@ class ResolvedStudy:
         """The largest coordinate that a mean of sites' changes can have."""
         protection = self.study.protection
         lightest = WEIGHT_UNITS
-        if protection.reference_samples is not None:
+        if protection.reference_samples is not None or self.study.rounds.by_sites:
             lightest = weight_floor(self.study.min_cohort(self.request), protection.colluders)
         return self.codec.largest_mean(lightest=lightest)

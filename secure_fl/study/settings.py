@@ -289,7 +289,8 @@ class Study(Shorthand):
         reference = self.protection.reference_samples
         floor = weight_floor(self.min_cohort(RequestKind.SUM), self.protection.colluders)
         by = self.make_strategy().weighs_by
-        return "equal" if reference is None or floor == WEIGHT_UNITS else f"{reference} {by}, at least {floor}"
+        equal = reference is None or floor == WEIGHT_UNITS
+        return self.rounds.weighing("equal" if equal else f"{reference} {by}, at least {floor}")
 
     @property
     def declares(self) -> bool:
@@ -410,7 +411,7 @@ class Study(Shorthand):
                 f"{len(circles) if kind is RequestKind.SUM else 0}",
                 advice='enrol more sites, or write robust = "none"',
             )
-        require_buffered(self.rounds, strategy, recovery=settings.recovery, robust=settings.robust)
+        require_buffered(self.rounds, strategy, self.protection, turns=self.study.rounds)
         protection.require_room(kind, nodes=max(sites, 1), bits=settings.bits)
         return sites
 

@@ -94,6 +94,7 @@ def _check_announcement(message: pb.PhaseAnnouncement) -> None:
     if message.HasField("declared"):
         check_object(message.declared)
         require(message.declared.size <= limits.DECLARED_BYTES, "a list of declarations is too long")
+    require(len(message.agreements) <= limits.AGREEMENTS_BYTES, "a list of agreements is too long")
     require(len(message.model.blocks) <= limits.BLOCKS, "a model has too many blocks")
     tensors = sum(len(block.tensors) for block in message.model.blocks)
     require(tensors <= limits.TENSORS, "a model has too many tensors")

@@ -75,6 +75,25 @@ def test_one_circle_of_everybody_is_the_synchronous_run(federation: Federation, 
     assert [point.seconds for point in alone.points] == [point.seconds for point in together.points]
 
 
+def test_a_flush_of_all_sites_is_the_synchronous_run(federation: Federation) -> None:
+    """Nobody is waited for in vain, nothing is old, and one sum is opened."""
+    delta = MergeSettings(kind="delta")
+    _, found = run(federation, Method(name="sites", circles="sites", merge=delta, buffer=SITES, one_sum=True))
+    _, synchronous = run(federation, Method(name="sync", circles="sites", drawn=1.0))
+    assert same(found, synchronous)
+
+
+def test_single_sites_come_when_they_are_done_and_old_work_weighs_less(federation: Federation) -> None:
+    delta, plain = MergeSettings(kind="delta"), MergeSettings(kind="delta", discount="none")
+    speeds = [Profile(slowness=3.0 if site == 0 else 1.0) for site in range(SITES)]
+    method = Method(name="sites", circles="sites", merge=delta, buffer=5, one_sum=True)
+    outcome, found = run(federation, method, rounds=4, size=5, speeds=speeds)
+    assert 0 < outcome.turns[0] < min(outcome.turns[1:])
+    assert max(outcome.staleness) >= 2
+    _, other = run(federation, replace(method, merge=plain), rounds=4, size=5, speeds=speeds)
+    assert not same(found, other)
+
+
 def test_two_circles_that_do_not_wait_are_not_the_synchronous_run(federation: Federation) -> None:
     _, expected = run(federation, METHODS["sync"])
     outcome, model = run(federation, Method(name="cache", merge=CACHE))

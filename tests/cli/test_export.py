@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 from coordinator.operations import Operations
 from secure_fl.cli import app
 from secure_fl.errors import LateMessageError
+from secure_fl.results.card import ModelCard
+from secure_fl.results.record import StudyRecord
+from secure_fl.study.settings import Study
 from tests.support.edge import Edge, at_the_edge
 
 
@@ -51,3 +54,22 @@ def test_an_untrained_model_is_exported_only_by_its_name(
         assert out.exists()
 
     at_the_edge(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "said"),
+    [
+        ({}, "none; nothing limits how much the model can reveal about single records"),
+        (
+            {"mode": "dp-sgd", "unit": "group", "epsilon": 3.0, "delta": 1e-5},
+            "dp-sgd, at most epsilon 3 with delta 1e-05 for each group, enforced by each site",
+        ),
+    ],
+)
+def test_the_card_says_what_the_study_promises_about_records(privacy: dict[str, object], said: str) -> None:
+    study = Study.parse({"privacy": privacy})
+    record = StudyRecord(
+        study="s", study_id=study.id, task="t", strategy="x", protection="p", planned_rounds=1, roster=(),
+        settings=study.canonical().decode(),
+    )  # fmt: skip
+    assert ModelCard.of(record, metrics={}).privacy_in_words == said

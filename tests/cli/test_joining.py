@@ -57,6 +57,33 @@ def test_a_site_joins_with_two_commands(tmp_path: Path, reply: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_task_in_a_file_is_copied_and_allowed(tmp_path: Path, reply: Path) -> None:
+    (tmp_path / "wards.py").write_text("x = 1\n")
+    site = joined(tmp_path, reply, "node", "a", "--task", "../wards.py:Wards")
+    assert NodeFile.read(site / "node.toml").policy.tasks == ("wards.py:Wards",)
+    assert (site / "wards.py").read_text() == "x = 1\n"
+
+
+@pytest.mark.parametrize("task", ["wards.py", "wards:Wards", "../wards.py:Wards", "../x y.py:Wards", ":"])
+def test_what_is_no_task_in_a_file_is_refused_before_anything_is_written(
+    tmp_path: Path, reply: Path, task: str
+) -> None:
+    (tmp_path / "x y.py").touch()
+    with on(tmp_path / "a") as site, pytest.raises(UsageError):
+        run("node", "join", reply / "invitation.toml", "--name", "a", "--task", task)
+    assert list(site.iterdir()) == []
+
+
+def test_a_task_overwrites_no_file(tmp_path: Path, reply: Path) -> None:
+    (tmp_path / "wards.py").write_text("theirs")
+    with on(tmp_path / "a") as site:
+        (site / "wards.py").write_text("mine")
+        with pytest.raises(StorageError, match=r"wards\.py: exists already"):
+            run("node", "join", reply / "invitation.toml", "--name", "a", "--task", "../wards.py:Wards")
+        assert (site / "wards.py").read_text() == "mine"
+        assert not (site / "node.toml").exists()
+
+
 def test_a_study_lead_and_a_coordinator_join_as_well(tmp_path: Path, reply: Path) -> None:
     lead = joined(tmp_path, reply, "operator", "lead")
     OperatorFile.read(lead / "operator.toml").check_identity("operator", now=utc_now())

@@ -161,12 +161,13 @@ def test_the_table_of_a_run_fits_80_columns(
     node = {
         "name": "site-100", "samples": 123_456, "accuracy": 0.98765, "loss": 12.34567, "epsilon": 12.345678,
         "bytes_up": 123_456_789, "bytes_down": 987_654_321, "rounds_taken": 1000, "dropped": 100,
+        "metrics": {},
     }  # fmt: skip
     summary = {
         "study": "x", "strategy": "fedavg", "protection": "masked", "engine": "threads", "rounds": 1000, "seconds": 1.0,
         "mean_mse": None, "mean_accuracy": 0.5, "std_accuracy": 0.1, "global_accuracy": 0.5, "nodes": [node],
         "combinations_possible": None, "circles": None, "combinations_opened": 0, "blocks_never_opened": [],
-        "report": "x",
+        "report": "x", "metrics": {},
     }  # fmt: skip
     _print(summary)
     said = capsys.readouterr().out

@@ -127,3 +127,9 @@ def test_a_summary_counts_the_turns_of_circles() -> None:
     ]
     assert [circle["share"] for circle in found] == pytest.approx([1 / 3, 2 / 3])
     assert summarise(record_of(), engine="threads", seconds=1.0, report="")["circles"] is None
+
+
+def test_single_sites_are_named_where_their_work_is_old() -> None:
+    late = version(3, turn(("site-01",), 3, 2, 0), turn(("site-02",), 1, 0, 2), turn(("site-03",), 2, 1, 1))
+    said = describe_round(late, planned=4, buffered=True)
+    assert said.startswith("version   3/4  3 sites, site-02 2 versions old, site-03 1 version old")

@@ -35,6 +35,13 @@ def test_a_new_study_is_valid_as_it_stands(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_new_study_names_the_data_of_the_sites(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    for name, options in (("digits", []), ("wards", ["--dataset", "wards"])):
+        assert invoke(app, ["study", "new", str(path), "--force", *options]).exit_code == 0
+        assert Study.read(path).task.dataset_id == name
+
+
 def test_a_new_study_takes_the_sites_from_the_authority(tmp_path: Path) -> None:
     path, sites, authority = tmp_path / "study.toml", tmp_path / "roster.toml", str(tmp_path / "pki")
     assert invoke(app, ["pki", "init", authority, "--consortium", "Heart"]).exit_code == 0
@@ -93,11 +100,22 @@ def test_every_strategy_can_be_shown(tmp_path: Path, strategy: str) -> None:
 
 
 def test_help_teaches() -> None:
-    for command in ([], ["run"], ["study"], ["pki"], ["study", "new"]):
-        result = invoke(app, [*command, "--help"])
+    for group in ([], ["run"], ["study"], ["pki"], ["study", "new"]):
+        result = invoke(app, [*group, "--help"])
         assert result.exit_code == 0
         assert "Usage" in result.stdout
-    assert "Example" in invoke(app, ["run", "--help"]).stdout
+    taught = (
+        "run",
+        "study new",
+        "study check",
+        "study show",
+        "study submit",
+        "study status",
+        "study stop",
+        "study export",
+    )
+    for command in taught:
+        assert "Example" in invoke(app, [*command.split(), "--help"]).stdout, command
     assert protect.known()
 
 

@@ -67,7 +67,7 @@ def measuring() -> dict[str, Any]:
 
 @pytest.mark.parametrize("share", ["aggregate", "per-node"])
 def test_a_flush_of_several_turns_has_the_mean_of_all_their_sites(tmp_path: Path, share: str) -> None:
-    """The same that a synchronous round of the same sites has: weighted where that is."""
+    """The same that a synchronous round of the same sites has, whatever the sites weigh in the model."""
     rounds = {**ROUNDS, "flushes": 2, "buffer": 2, "flush_after": 20}
     protection = {"reference_samples": 90}
     found: list[RoundRecord] = []
@@ -82,10 +82,7 @@ def test_a_flush_of_several_turns_has_the_mean_of_all_their_sites(tmp_path: Path
     assert [turn.turn for turn in buffered.circles] == [1, 1]
     assert buffered.mean_loss == pytest.approx(sync.mean_loss, abs=1e-12)
     assert buffered.mean_loss is not None
-    if share == "aggregate":  # Of one circle it would be 0.25 or 0.75; of all sites alike, 0.5.
-        assert 0.3 < buffered.mean_loss < 0.48
-    else:
-        assert buffered.mean_loss == 0.5
+    assert buffered.mean_loss == pytest.approx(0.5, abs=1e-3)  # Of one circle it would be 0.25 or 0.75.
 
 
 def test_a_turn_records_when_it_began_when_uploads_came_and_which_blocks_were_sent(tmp_path: Path) -> None:
@@ -247,16 +244,18 @@ def test_a_turn_whose_attempt_failed_still_has_its_version_after_others_have_mad
         study = asyncio.create_task(fed.coordinate(grace=0.2))
         await asyncio.wait_for(faults.fired.wait(), 20)
         committed = versions(fed)
-        while versions(fed) < committed + 4:  # noqa: ASYNC110
+        while versions(fed) < committed + 3:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         fed.start_node(FIRST[0], executor=SlowTraining(0.05))
         return await study
 
-    record, fed = play(tmp_path, scenario, rounds={"flushes": 50, "merge": merge, "patience": 0}, turns=8)
+    record, fed = play(
+        tmp_path, scenario, rounds={"flushes": 50, "merge": merge, "patience": 0, "deadline": 40}, turns=12
+    )
     assert any(kind == "round-void" and facts["round"] == 2 for kind, facts in fed.events)
     ages = {number: age for circle, number, age in turns_of(record) if circle == FIRST[0]}
-    assert sorted(ages) == list(range(1, 9))
-    assert ages[2] >= 4
+    assert sorted(ages) == list(range(1, 13))
+    assert ages[2] >= 3
 
 
 def test_a_circle_that_is_not_complete_begins_from_the_newest_version_once_it_is(tmp_path: Path) -> None:

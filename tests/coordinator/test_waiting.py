@@ -79,8 +79,11 @@ def give(fed: Federation, name: str, trouble: str = "") -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("trouble", ["NaN", "shape", "missing"])
-@pytest.mark.parametrize("settings", [CIRCLES, {}, BUFFERED], ids=["circles", "whoever is there", "buffered"])
+@pytest.mark.parametrize(
+    ("trouble", "settings"),
+    [("NaN", CIRCLES), ("shape", CIRCLES), ("missing", CIRCLES), ("NaN", {}), ("missing", BUFFERED)],
+    ids=["NaN", "shape", "missing", "whoever is there", "buffered"],
+)
 def test_a_study_survives_bad_data_at_one_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, settings: dict[str, Any]
 ) -> None:

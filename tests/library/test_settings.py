@@ -151,3 +151,13 @@ def test_an_assignment_needs_key_and_value(assignment: str) -> None:
 def test_an_assignment_below_a_value_is_refused() -> None:
     with pytest.raises(SettingsError, match="'study' is a value, not a section"):
         set_dotted({"study": 3}, "study.rounds=5")
+
+
+@pytest.mark.parametrize("key", ["a[0]", "[", "\x1b[2J"])
+def test_an_unknown_key_is_named_whatever_is_in_it(key: str) -> None:
+    class Section(Settings):
+        rounds: int = 1
+
+    with pytest.raises(UnknownNameError) as caught:
+        Section.parse({key: 1})
+    assert caught.value.name == key

@@ -178,7 +178,7 @@ def test_a_study_of_an_older_version_is_named_and_the_others_are_shown(
     store = NodeStore(NodeFile.read(path).state_folder)
     for study_id, settings in (
         (made.study.id, made.study.canonical()),
-        ("ab" * 32, made.study.canonical().replace(b'"version":5', b'"version":1')),
+        ("ab" * 32, made.study.canonical().replace(b'"version":6', b'"version":1')),
     ):
         folder = store.folder / "studies" / study_id
         folder.mkdir(parents=True)

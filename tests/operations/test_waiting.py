@@ -76,7 +76,15 @@ def test_an_aborted_study_says_why() -> None:
 def record(accuracy: float | None) -> bytes:
     nodes = (NodeRound(name="a", outcome="took part"), NodeRound(name="b", outcome="absent"))
     rounds = tuple(
-        RoundRecord(number=n, kind=RoundKind.TRAIN, attempts=n, seconds=1.0, nodes=nodes, mean_accuracy=accuracy)
+        RoundRecord(
+            number=n,
+            kind=RoundKind.TRAIN,
+            attempts=n,
+            seconds=1.0,
+            nodes=nodes,
+            mean_accuracy=accuracy,
+            metrics={} if accuracy is None else {"recall": 0.625},
+        )
         for n in (1, 2)
     )
     made = StudyRecord(
@@ -96,6 +104,7 @@ def test_accuracy_is_shown_round_by_round_where_it_is_shared(
     said = capsys.readouterr().out
     assert "waiting: 1 of 2 needed; b: not approved there yet" in said
     assert ("0.8125" in said) == (accuracy is not None)
+    assert ("recall" in said and "0.625" in said) == (accuracy is not None)
     assert ("no measurement is shared" in said) == (accuracy is None)
     assert "1 of 2" in said
     told = status_text.words(shown)

@@ -159,3 +159,31 @@ def test_what_left_has_a_size(story: Story, size: object) -> None:
 def test_a_limit_is_made_of_numbers(story: Story, limit: dict[str, Any]) -> None:
     story.plan(HEART, 1, privacy=noisy(**limit))
     assert bad(story).startswith("entry 1 (planned)")
+
+
+# --- work that enters a later round -----------------------------------------------------------------------------------
+
+
+def test_what_an_earlier_round_computed_is_counted_there_and_sent_once(story: Story) -> None:
+    story.plan(HEART, 2, privacy=noisy(steps=10))  # trained, while round 2 went on without this site
+    story.send(story.plan(HEART, 5, privacy=noisy(steps=10), repeats=True, trained=2))
+    story.send(story.plan(HEART, 5, attempt=2, privacy=noisy(steps=10), repeats=True, trained=2))
+    assert steps(story) == 10
+    first, *later = told(story)
+    assert [plan.repeats for plan in later] == [first.entry.sequence] * 2
+    story.send(story.plan(HEART, 6, privacy=noisy(steps=10), repeats=True, trained=2))
+    assert bad(story).endswith("(sent) sends what was sent in another round before")
+
+
+@pytest.mark.parametrize("trained", [3, 6, 0, True, "2"], ids=str)
+def test_what_computed_it_is_an_earlier_round_that_counts(story: Story, trained: Any) -> None:
+    story.plan(HEART, 2, privacy=noisy(steps=10))
+    story.plan(HEART, 5, privacy=noisy(steps=10), repeats=True, trained=trained)
+    assert "repeats" in bad(story)
+
+
+def test_work_is_sent_as_it_was_planned(story: Story) -> None:
+    story.plan(HEART, 2, privacy=noisy(steps=10))
+    planned = story.plan(HEART, 5, privacy=noisy(steps=10), repeats=True, trained=2)
+    story.send({**planned, "trained": 1})
+    assert "in other terms" in bad(story)

@@ -200,9 +200,14 @@ def test_every_value_has_its_mark(browser: Browser, reports: dict[str, Report], 
 def check_charts(record: StudyRecord, charts: dict[str, Any], window: int) -> None:
     """As many marks as the record has values, and no chart for what it has none of."""
     rounds = record.rounds
-    for measure, title in (("accuracy", "Accuracy"), ("mse", "Error (MSE)"), ("loss", "Loss")):
-        of_sites = [getattr(node, measure) for entry in rounds for node in entry.nodes]
-        of_means = [getattr(entry, f"mean_{measure}") for entry in rounds]
+    nodes = [node for entry in rounds for node in entry.nodes]
+    drawn: dict[str, tuple[list[float | None], list[float | None]]] = {
+        title: ([getattr(node, measure) for node in nodes], [getattr(entry, f"mean_{measure}") for entry in rounds])
+        for measure, title in (("accuracy", "Accuracy"), ("mse", "Error (MSE)"), ("loss", "Loss"))
+    }
+    for name in {name for entry in rounds for name in entry.metrics}:
+        drawn[name] = ([node.metrics.get(name) for node in nodes], [entry.metrics.get(name) for entry in rounds])
+    for title, (of_sites, of_means) in drawn.items():
         known = [sum(value is not None for value in values) for values in (of_sites, of_means)]
         chart = charts.pop(f"{title} after each round", None)
         assert (chart is not None) == (sum(known) > 0)

@@ -201,6 +201,9 @@ def test_a_tasks_metrics_have_a_table_curves_and_a_column() -> None:
     assert rows(page, "Metrics of the task") == [["auc", "0.9421", "0.8", "0.83"], ["kappa", "–", "–", "–"]]
     assert "auc after each round" in page
     assert "kappa after each round" not in page
+    (chart, *_) = [svg for svg in drawings(page) if "auc after each round" in str(svg.get("aria-label"))]
+    ticks = [tick.text for tick in chart.iter() if tick.get("class") == "tick end"]
+    assert len(set(ticks)) == len(ticks) > 2  # decimals enough to tell them apart
     (head,) = re.findall(r'aria-label="Every site".*?<thead>(.*?)</thead>', page, flags=re.DOTALL)
     assert head.index("Loss") < head.index(">auc<") < head.index("Samples")
     assert [row[4] for row in rows(page, "Every site")] == ["0.8", "0.81", "0.82", "0.83"]
@@ -449,6 +452,18 @@ def test_turns_of_circles_are_drawn_and_counted() -> None:
     assert "1 turns were 2 versions old" in page
     plain = study(rounds=2)
     assert "Turns of circles" not in render(plain, summary(plain))
+
+
+def test_single_sites_are_not_called_circles_alone() -> None:
+    record = buffered()
+    alone = [
+        replace(entry, circles=tuple(replace(turn, members=(site,)) for turn in entry.circles for site in turn.members))
+        for entry in record.rounds
+    ]
+    page = render(replace(record, rounds=tuple(alone)), summary(record))
+    Page(page)
+    assert "Sites at their own pace" in page
+    assert "Turns of circles" not in page
 
 
 def test_who_was_heard_how_much_is_beside_an_even_share() -> None:

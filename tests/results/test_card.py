@@ -38,7 +38,7 @@ def test_both_forms_say_the_same(tmp_path: Path) -> None:
     assert (facts["rounds"], facts["planned_rounds"], facts["written"]) == (2, 4, "2026-01-02T03:04:05+00:00")
     assert facts["versions"].keys() == {"secure-fl", "torch"}
     for expected in (
-        digest, STUDY.id, "2 of 4 rounds, running", "ε = 3, δ = 1e-05 for each record",
+        digest, STUDY.id, "2 of 4 rounds, running", "at most epsilon 3 with delta 1e-05 for each record, enforced",
         "accuracy 0.9000, sensitivity at 90 0.7500", "25 sites: site-0, ", "site-19 …",
     ):  # fmt: skip
         assert expected in page
@@ -51,7 +51,7 @@ def test_what_should_not_be_overlooked(tmp_path: Path) -> None:
     model.write_bytes(b"")
     simulated = ModelCard.of(record(STUDY), metrics={}, simulated=True, epsilon=2.5)
     page = simulated.write(model).read_text()
-    assert "ε = 2.5" in page
+    assert "epsilon 2.5 with" in page
     assert "protects nobody" in page
     plain = ModelCard.of(record(Study.of()), metrics={}, names="blocks")
     page = replace(plain, rounds=0).write(model).read_text()

@@ -176,6 +176,13 @@ def test_what_a_task_declares_are_keys_of_a_study(name: str) -> None:
         study.completed()
 
 
+@pytest.mark.parametrize("key", ["strategy.lr", "training.learning_rate", "simulation", "task.hiden"])
+def test_a_default_that_no_study_could_have_is_named(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setattr(tasks.resolve("digits"), "defaults", {key: 1})
+    with pytest.raises(SettingsError, match=f"^'{key}', as suits task digits, is no key of a study$"):
+        Study.parse({}).completed()
+
+
 # --- files ------------------------------------------------------------------------------------------------------
 
 

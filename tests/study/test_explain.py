@@ -141,6 +141,21 @@ def test_circles_that_do_not_wait_are_explained() -> None:
     assert "do not wait" not in text()
 
 
+def test_sites_that_do_not_wait_are_explained() -> None:
+    explained = text(
+        study={"rounds": 7},
+        rounds={"mode": "buffered", "unit": "site", "merge": "delta", "buffer": 5, "staleness": 3},
+        protection={"kind": "sealed", "recovery": True, "min_cohort": 4},
+    )
+    assert "Sites do not wait for each other" in explained
+    assert "5 of them" in explained
+    assert "more than 3 versions old" in explained
+    assert "which version each site trained from" in explained
+    assert "EXCEPTION (changing-cohorts)" in explained
+    assert "the work of those who trained from another version nearly alone" in explained
+    assert "at least 0.7" in explained  # how little old work may weigh
+
+
 @pytest.mark.parametrize(
     ("share", "sentence"),
     [

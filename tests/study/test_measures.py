@@ -81,12 +81,12 @@ def test_nothing_is_measured_for_nobody() -> None:
     ("change", "message"),
     [
         ({"sums": 129}, "takes 128 sums, and the study says 129"),
-        ({"sums": 0}, "greater than or equal to 1"),
-        ({"sums": limits.METRIC_SUMS + 1, "formula": ""}, "less than or equal to"),
+        ({"sums": 0}, "must be 1 or more"),
+        ({"sums": limits.METRIC_SUMS + 1, "formula": ""}, "must be 4096 or less"),
         ({"formula": "acu"}, "there is no metric formula 'acu'"),
-        ({"settings": {"bins": 64, "positive": "one"}}, "valid"),
+        ({"settings": {"bins": 64, "positive": "one"}}, "must be a"),
         ({"settings": {"bins": 10**9, "positive": 1}}, "between 2 and"),
-        ({"name": "../auc"}, "should match"),
+        ({"name": "../auc"}, "does not have the form"),
         ({"more": 1}, "unknown key"),
     ],
 )

@@ -252,3 +252,35 @@ def test_what_needs_everybody_at_once_does_not_go_with_buffered_rounds(sections:
     study(12, rounds={"mode": "buffered"}).check()
     with pytest.raises(SettingsError, match=message):
         study(12, rounds={"mode": "buffered"}, **sections).check()
+
+
+SITES: dict[str, Any] = {
+    "rounds": {"mode": "buffered", "unit": "site", "merge": "delta"},
+    "protection": {"kind": "sealed", "recovery": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "sections", "message"),
+    [
+        ({"mode": "sync"}, {}, 'rounds.unit = "site" is for buffered rounds'),
+        ({}, {"protection": {"kind": "masked", "recovery": True}}, "from versions that the sites check"),
+        ({}, {"protection": {"kind": "none", "recovery": True}}, "from versions that the sites check"),
+        ({}, {"protection": {"kind": "sealed"}}, "from versions that the sites check"),
+        ({}, {"strategy": {"name": "fedamp"}}, "combines sites"),
+        ({}, {"strategy": {"name": "fedasync"}}, "merges otherwise"),
+        ({}, {"strategy": {"name": "aifed"}}, "merges otherwise|lets each site decide"),
+        ({"merge": "cache"}, {}, "merges otherwise"),
+        ({"flushes": 3}, {}, "another number than study.rounds"),
+        ({"staleness": 257}, {}, "at most 256"),
+    ],
+)
+def test_single_sites_go_at_their_own_pace_under_few_settings(
+    rounds: dict[str, Any], sections: dict[str, Any], message: str
+) -> None:
+    for kind in ("sealed", "encrypted"):
+        fine = study(6, rounds=SITES["rounds"], protection={"kind": kind, "recovery": True})
+        fine.check()
+        assert "changing-cohorts" in fine.exceptions
+    with pytest.raises(SettingsError, match=message):
+        study(6, **{**SITES, **sections, "rounds": {**SITES["rounds"], **rounds}}).check()

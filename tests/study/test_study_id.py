@@ -39,6 +39,7 @@ OTHER: dict[str, dict[str, Any]] = {
     },
     "rounds": {
         "mode": "buffered",
+        "unit": "site",
         "deadline": 601.0,
         "phase_deadline": 61.0,
         "gather": 61.0,

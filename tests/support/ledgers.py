@@ -82,11 +82,12 @@ class Story:
         dataset: str = "ward-7",
         privacy: Mapping[str, Any] | None = None,
         repeats: bool = False,
+        **more: Any,
     ) -> dict[str, Any]:
         """Plan a round; returns the facts that close it."""
         facts = {
             "study": study, "round": number, "attempt": attempt, "dataset": dataset, "repeats": repeats,
-            "privacy": None if privacy is None else dict(privacy),
+            "privacy": None if privacy is None else dict(privacy), **more,
         }  # fmt: skip
         self.ledger.append("planned", facts)
         return facts

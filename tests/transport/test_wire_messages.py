@@ -233,6 +233,7 @@ def _set(path: str, value: object) -> Callable[[pb.PhaseAnnouncement], None]:
         _set("bulk.sha256", b""),
         _set("bulk.sha256", DIGEST * 2),
         _set("bulk.size", limits.OBJECT_BYTES + 1),
+        _set("agreements", bytes(limits.AGREEMENTS_BYTES + 1)),
     ],
 )
 def test_malformed_announcements_are_refused(change: Callable[[pb.PhaseAnnouncement], None]) -> None:
@@ -249,6 +250,7 @@ def test_malformed_announcements_are_refused(change: Callable[[pb.PhaseAnnouncem
         _set("payload.body", bytes(limits.PAYLOAD_BYTES)),
         _set("model.object.size", limits.OBJECT_BYTES),
         _set("kind", pb.ROUND_KIND_EVALUATE),
+        _set("agreements", bytes(limits.AGREEMENTS_BYTES)),
         lambda message: message.ClearField("bulk"),
     ],
 )

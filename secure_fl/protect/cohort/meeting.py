@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic
 
@@ -45,10 +45,16 @@ class Gathering(Generic[E]):
         """How many of those without whom nothing can be opened have not advertised."""
         return len(self._context.invited) - len(self._peers) if self._context.whole else 0
 
-    def close(self) -> tuple[SignedCohort[E], Roster]:
+    @property
+    def said(self) -> dict[str, E]:
+        """By node, what its protection's extension says."""
+        return {name: peer.said for name, peer in self._peers.items()}
+
+    def close(self, *, without: Collection[str] = ()) -> tuple[SignedCohort[E], Roster]:
         """Whoever advertised, and what everybody is told. Raises `CohortTooSmallError`."""
-        require_cohort(self._peers, self._context.min_cohort)
-        peers = [self._peers[name] for name in sorted(self._peers)]
+        there = sorted(self._peers.keys() - set(without))
+        require_cohort(there, self._context.min_cohort)
+        peers = [self._peers[name] for name in there]
         return SignedCohort(self._context, peers, self._kind), Roster(manifests=[peer.manifest for peer in peers])
 
 
@@ -105,10 +111,11 @@ def _judged(
                 coalition=(),
                 advice="keep protection.reference_samples, and the size of circles with it, from study to study",
             )
+        shown = agreed | host.agreed  # Who is not here now said so to somebody, for this study.
         for row in rows:
             if set(context.layout.names) - {METRICS_BLOCK}:  # Measurements are in no combination.
-                check_growth(row, known.combined, agreed=agreed, colluders=context.colluders)
-            check_together(row, {*known.rows, *_told(cohort)}, agreed=agreed, colluders=context.colluders)
+                check_growth(row, known.combined, agreed=shown, colluders=context.colluders)
+            check_together(row, {*known.rows, *_told(cohort)}, agreed=shown, colluders=context.colluders)
         return replace(known, rows=after, agreed=agreed, weighting=context.weighting)
 
     return judge

@@ -10,7 +10,7 @@ reads: a `ManifestKind`. The signature covers the extension's exact bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Generic, Protocol, Self, TypeVar
@@ -20,6 +20,7 @@ from secure_fl.identity.certificates import Certificate
 from secure_fl.identity.ledger_head import LedgerHead, sign_head, verify_head
 from secure_fl.identity.signing import transcript, verify
 from secure_fl.limits import KEYED_NODES
+from secure_fl.protect.cohort.agreements import sign_agreement, verify_agreement
 from secure_fl.protect.cohort.minima import require_cohort, require_whole
 from secure_fl.protect.contract import Host, RoundContext
 from secure_fl.protect.past import CHANGING_COHORTS, Row
@@ -116,6 +117,7 @@ def make_manifest(
         exceptions=sorted(host.exceptions),
         opened=[Together(nodes=row) for row in host.past.known().rows],
         ledger=_shown(context, host),
+        agreement=sign_agreement(me, context.study_id) if _joins_anytime(context, host.exceptions) else b"",
     )
     manifest.signature = me.key.sign(f"{protocol} manifest", *_signed(context, manifest))
     return manifest
@@ -137,6 +139,7 @@ def read_manifest(context: RoundContext, manifest: Manifest, kind: ManifestKind[
     if certificate.fingerprint != context.roster[name] or certificate.name != name:
         raise CertificateError(f"{name} shows a key that is not the roster's")
     verify(certificate.signing_public, manifest.signature, f"{kind.protocol} manifest", *_signed(context, manifest))
+    _require_agreement(context, certificate, manifest)
     bits = int.from_bytes(manifest.blocks, "little")
     if len(manifest.blocks) != _bitmap_bytes(context) or bits >> len(context.layout.names):
         raise ProtectionError(f"{name} declares blocks that the round does not have")
@@ -277,6 +280,19 @@ def _bitmap_bytes(context: RoundContext) -> int:
     return -(-len(context.layout.names) // 8)
 
 
+def _joins_anytime(context: RoundContext, exceptions: Collection[str]) -> bool:
+    return context.staleness is not None and CHANGING_COHORTS in exceptions
+
+
+def _require_agreement(context: RoundContext, certificate: Certificate, manifest: Manifest) -> None:
+    """Where sites join at their own pace, all of them agreed to sums of changing sites, and can be shown to have."""
+    if context.staleness is None:
+        if manifest.agreement:
+            raise ProtectionError(f"{certificate.name} agrees to something that the round does not ask for")
+        return
+    verify_agreement(certificate, manifest.agreement, context.study_id)
+
+
 def _rows(name: str, manifest: Manifest) -> tuple[Row, ...]:
     rows = tuple(tuple(row.nodes) for row in manifest.opened)
     if manifest.ByteSize() > _MAX_MANIFEST or any(list(row) != sorted(set(row)) for row in rows):
@@ -319,4 +335,5 @@ def _signed(context: RoundContext, manifest: Manifest) -> tuple[bytes, ...]:
         transcript("exceptions", *(exception.encode() for exception in manifest.exceptions)),
         *(transcript("opened", *(node.encode() for node in row.nodes)) for row in manifest.opened),
         transcript("ledger", ledger.length.to_bytes(8, "little"), ledger.head, ledger.signature),
+        *((manifest.agreement,) if manifest.agreement else ()),
     )

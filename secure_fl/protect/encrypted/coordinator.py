@@ -49,7 +49,7 @@ class EncryptedCoordinator(UploadCoordinator):
         Otherwise another attempt does without who is gone, and has another key maker.
         """
         if self._phase == ADVERTISE:
-            return self._gathering.missing
+            return self._missing_manifests
         if self._phase == KEY:
             return int(self._keys is None) if self._context.whole else 0
         if self._phase == UPLOAD:
@@ -64,7 +64,7 @@ class EncryptedCoordinator(UploadCoordinator):
     # --- key --------------------------------------------------------------------------------------------------
 
     def _ask_for_key(self) -> Ask:
-        self._cohort, self._roster = self._gathering.close()
+        self._cohort, self._roster = self._gathered()
         self._sides = Sides(self._cohort)
         return self._ask(KEY, {self._sides.key_maker: say_bulky(self._roster)})
 

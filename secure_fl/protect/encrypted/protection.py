@@ -48,6 +48,7 @@ class Encrypted(CombiningProtection):
     name: ClassVar[str] = "encrypted"
     payload_version: ClassVar[int] = 1
     coordinator_sees_updates: ClassVar[bool] = False
+    own_pace: ClassVar[bool] = True
     by_name_only: ClassVar[bool] = True
     order: ClassVar[Mapping[RequestKind, tuple[str, ...]]] = {RequestKind.SUM: SUM, RequestKind.COMBINE: COMBINE}
     carrier: ClassVar[str] = UPLOAD

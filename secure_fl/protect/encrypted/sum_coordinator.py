@@ -129,4 +129,5 @@ class SumCoordinator(EncryptedCoordinator):
             for block, size in sizes:
                 blocks[block] = BlockSum(total=part[place : place + size], weight=weight, contributors=len(names))
                 place += size
-        return OpenedSums(blocks=blocks, cohort=self._uploads.names)
+        cohort = self._uploads.names
+        return OpenedSums(blocks=blocks, cohort=cohort, bases=self._bases(cohort))

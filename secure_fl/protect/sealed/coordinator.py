@@ -24,7 +24,7 @@ class SealedCoordinator(UploadCoordinator):
     """The coordinator in one attempt."""
 
     def _ask_for_uploads(self) -> Ask:
-        self._cohort, roster = self._gathering.close()
+        self._cohort, roster = self._gathered()
         return self._ask(UPLOAD, dict.fromkeys(self._cohort.names, say_bulky(roster)))
 
     def _upload_bytes(self, node: str) -> int:

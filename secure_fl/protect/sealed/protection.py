@@ -41,6 +41,7 @@ class Sealed(CombiningProtection):
     name: ClassVar[str] = "sealed"
     payload_version: ClassVar[int] = 3
     coordinator_sees_updates: ClassVar[bool] = False
+    own_pace: ClassVar[bool] = True
     bits: ClassVar[int] = 20
     order: ClassVar[Mapping[RequestKind, tuple[str, ...]]] = {RequestKind.SUM: SUM, RequestKind.COMBINE: COMBINE}
     carrier: ClassVar[str] = UPLOAD

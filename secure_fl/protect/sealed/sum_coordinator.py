@@ -51,7 +51,7 @@ class SumCoordinator(SealedCoordinator):
         Once uploads are in and keys are shared, nothing is lost by waiting.
         """
         if self._phase == ADVERTISE:
-            return self._gathering.missing
+            return self._missing_manifests
         if self._phase == UPLOAD:
             return len(self._context.invited) - len(self._commits) if self._context.whole else 0
         return max(0, self._cohort.threshold - len(self._shares))
@@ -99,7 +99,8 @@ class SumCoordinator(SealedCoordinator):
             elements = self._sums.pop(group.index)  # one group at a time
             Product(key).unseal(elements, seed=SealedGroup.seed_of(self._cohort, group))
             blocks |= self._decode(group, elements)
-        return OpenedSums(blocks=blocks, cohort=self._uploads.names)
+        cohort = self._uploads.names
+        return OpenedSums(blocks=blocks, cohort=cohort, bases=self._bases(cohort))
 
     def _decode(self, group: Group, elements: Elements) -> Mapping[str, BlockSum]:
         count = sum(name in self._uploads.commits for name in group.holders)

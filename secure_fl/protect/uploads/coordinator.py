@@ -7,7 +7,7 @@ answers out; what protects a node is in the node's half.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from secure_fl.errors import CohortTooSmallError, ProtectionError
@@ -21,9 +21,11 @@ from secure_fl.protect.primitives.envelopes import TAG_BYTES
 from secure_fl.protect.release.combinations import require_row, row_total, servable
 from secure_fl.protect.release.history import OpenedRow
 from secure_fl.protect.uploads import scores
-from secure_fl.protect.uploads.manifest import UploadCohort, UploadManifests, opened_before
+from secure_fl.protect.uploads.manifest import UploadCohort, UploadManifests, opened_before, origins
 from secure_fl.protect.uploads.phases import ADVERTISE, ROW, SCORE
 from secure_fl.protect.uploads.statements import Digests, Uploads, known_rows, verify_commit, verify_row
+from secure_fl.protect.versions import usable
+from secure_fl.rpc.protect_cohort_pb2 import Roster
 from secure_fl.rpc.protect_uploads_pb2 import (
     UploadAnswer,
     UploadCommit,
@@ -76,6 +78,27 @@ class UploadCoordinator(ABC):
 
     def _accept_manifest(self, node: str, message: Message, _bulk: Bulk) -> None:
         self._gathering.add(self._gathering.check(node, message.body))
+
+    @property
+    def _missing_manifests(self) -> int:
+        """How many have to advertise yet: of a circle everybody, of sites at their own pace enough that fit."""
+        if self._context.staleness is None:
+            return self._gathering.missing
+        return max(0, self._context.min_cohort - len(self._gathering.said.keys() - self._unusable()))
+
+    def _unusable(self) -> set[str]:
+        """Whose version too few of the others know: the sites would refuse a list with such a one in it."""
+        said = {name: advert.origin for name, advert in self._gathering.said.items() if advert.origin is not None}
+        return set(said) - usable(said, colluders=self._context.colluders)
+
+    def _gathered(self) -> tuple[UploadCohort, Roster]:
+        """Whoever advertised and fits together, and what everybody is told."""
+        return self._gathering.close(without=self._unusable())
+
+    def _bases(self, names: Iterable[str]) -> dict[str, int]:
+        """The version that each of these trained from, where each joins at its own pace."""
+        known = origins(self._cohort)
+        return {name: known[name].made_from.number for name in names if name in known}
 
     # --- upload -----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from secure_fl.messages import parse_exactly
 from secure_fl.protect.cohort.signed import SignedCohort, require_usable
 from secure_fl.protect.contract import RoundContext
 from secure_fl.protect.uploads.scores import proof_lengths
-from secure_fl.rpc.protect_uploads_pb2 import UploadManifest
+from secure_fl.protect.versions import Origin, Version
+from secure_fl.rpc.protect_uploads_pb2 import ModelVersion, UploadManifest
 
 _DIGEST_BYTES = 32
 _MAX_OPENED = 4096  # different rows in one study
@@ -29,6 +30,7 @@ class UploadAdvert:
     sketch_hashes: bytes
     sketch_proof: bytes
     opened: frozenset[bytes]
+    origin: Origin | None = None  # where each site joins at its own pace
 
 
 class UploadManifests:
@@ -45,6 +47,8 @@ class UploadManifests:
         sketch_hashes: bytes = b"",
         sketch_proof: bytes = b"",
         opened: Iterable[bytes] = (),
+        made_from: Version | None = None,
+        told: Iterable[Version] = (),
     ) -> bytes:
         """As it is signed and sent."""
         said = UploadManifest(
@@ -53,6 +57,8 @@ class UploadManifests:
             sketch_hashes=sketch_hashes,
             sketch_proof=sketch_proof,
             opened=sorted(opened),
+            made_from=None if made_from is None else _written(made_from),
+            told=[_written(version) for version in sorted(told)],
         )
         return said.SerializeToString(deterministic=True)
 
@@ -74,6 +80,7 @@ class UploadManifests:
             sketch_hashes=said.sketch_hashes,
             sketch_proof=said.sketch_proof,
             opened=frozenset(said.opened),
+            origin=_origin(context, name, said),
         )
 
     def keys(self, said: UploadAdvert, /) -> tuple[bytes, ...]:
@@ -87,3 +94,30 @@ UploadCohort: TypeAlias = SignedCohort[UploadAdvert]
 def opened_before(cohort: UploadCohort) -> frozenset[bytes]:
     """Hashes of the rows that anybody here has opened in the study before."""
     return frozenset[bytes]().union(*(peer.said.opened for peer in cohort.peers.values()))
+
+
+def origins(cohort: UploadCohort) -> dict[str, Origin]:
+    """By site what it says of its version; nothing where everybody trains from the same one."""
+    return {name: peer.said.origin for name, peer in cohort.peers.items() if peer.said.origin is not None}
+
+
+def _written(version: Version) -> ModelVersion:
+    return ModelVersion(number=version.number, digest=version.digest)
+
+
+def _origin(context: RoundContext, name: str, said: UploadManifest) -> Origin | None:
+    if context.staleness is None:
+        if said.HasField("made_from") or said.told:
+            raise ProtectionError(f"{name} names versions where everybody trains from the same one")
+        return None
+    made_from = Version(number=said.made_from.number, digest=said.made_from.digest)
+    told = [Version(number=one.number, digest=one.digest) for one in said.told]
+    numbers = [version.number for version in told]
+    oldest = context.version - context.staleness
+    if numbers != sorted(set(numbers)) or not all(oldest <= number <= context.version for number in numbers):
+        raise ProtectionError(f"{name} was told of versions twice, in no order, or of some that do not count")
+    if not oldest <= made_from.number <= context.version:
+        raise ProtectionError(f"{name} made its update from a version that is too old, or does not exist yet")
+    if not {made_from, Version(number=context.version, digest=context.base_model)} <= set(told):
+        raise ProtectionError(f"{name} was not told of the version that it names, or of the newest one")
+    return Origin(made_from=made_from, told=frozenset(told))

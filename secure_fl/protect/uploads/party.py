@@ -14,9 +14,10 @@ from secure_fl.identity.signing import transcript
 from secure_fl.protect.cohort.meeting import meet
 from secure_fl.protect.contract import Host, RoundContext
 from secure_fl.protect.primitives.envelopes import Envelopes
-from secure_fl.protect.uploads.manifest import UploadCohort, UploadManifests
+from secure_fl.protect.uploads.manifest import UploadCohort, UploadManifests, origins
 from secure_fl.protect.uploads.scores import Dealing
 from secure_fl.protect.uploads.statements import Digests, Uploads
+from secure_fl.protect.versions import Version, require_one_history
 from secure_fl.rpc.protect_cohort_pb2 import Manifest
 from secure_fl.rpc.protect_uploads_pb2 import UploadCommit, UploadEnvelope, UploadReply
 
@@ -62,7 +63,7 @@ class Party(ABC):
 
     # --- who is there -----------------------------------------------------------------------------------------
 
-    def extension(self, dealt: Dealing | None, opened: Iterable[bytes]) -> bytes:
+    def extension(self, dealt: Dealing | None, opened: Iterable[bytes], made_from: Version | None) -> bytes:
         """What it adds to its manifest."""
         return self.manifests.write(
             envelope_key=self._envelope_key,
@@ -70,12 +71,17 @@ class Party(ABC):
             sketch_hashes=dealt.hashes if dealt else b"",
             sketch_proof=dealt.proof if dealt else b"",
             opened=opened,
+            made_from=made_from,
+            told=self.host.told if made_from is not None else (),
         )
 
     def meet(self, roster: bytes, mine: Manifest | None = None) -> UploadCohort:
         """Everybody who takes part, verified and vouched for now."""
-        self._met = meet(self.context, roster, self.manifests, host=self.host, mine=mine)
-        return self._met
+        cohort = meet(self.context, roster, self.manifests, host=self.host, mine=mine)
+        if self.context.staleness is not None and mine is not None:
+            require_one_history(origins(cohort), mine=self.host.told, colluders=self.context.colluders)
+        self._met = cohort
+        return cohort
 
     @property
     def cohort(self) -> UploadCohort:

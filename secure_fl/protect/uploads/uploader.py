@@ -21,6 +21,7 @@ class Advertiser:
         self._weight = contribution.weight
         self._sketch = contribution.sketch if isinstance(contribution, CombineContribution) else None
         self._sketch_shares: list[bytes] = []
+        self._made_from = contribution.made_from
 
     def advertise(self, _message: Message) -> Message:
         """Which blocks it holds, under which fresh keys, and what it has opened in the study before, signed."""
@@ -33,7 +34,7 @@ class Advertiser:
             party.host,
             protocol=party.manifests.protocol,
             blocks=self._blocks,
-            extension=party.extension(dealt, [row_hash(*row) for row in opened]),
+            extension=party.extension(dealt, [row_hash(*row) for row in opened], self._made_from),
         )
         return say(self._manifest)
 
