@@ -94,10 +94,10 @@ def _doubts(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
 
 
 def code_here(study: Study) -> TaskCode:
-    """The task's code as it is here: what is approved with the study."""
+    """The task's code as it is here, and the strategy's: what is approved with the study."""
     from secure_fl.tasks.code_digest import task_code  # torch, which `status` does not wait for
 
-    return task_code(type(tasks.create(study.task.name, study.task.settings)))
+    return task_code(type(tasks.create(study.task.name, study.task.settings)), type(study.make_strategy()))
 
 
 def approval_of(study: Study | None) -> tuple[Approval, tuple[str, ...]]:

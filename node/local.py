@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from node.config import NodeFile
 from node.service import Node
 from node.training.jobs import Job, Result
@@ -21,7 +23,7 @@ _TRAINING = ThreadPoolExecutor(1, thread_name_prefix="training")
 
 
 class InlineExecutor:
-    """Trains in a thread of this process. A cancelled job ends in the background, unheard."""
+    """Trains in a thread of this process. A cancelled job ends in the background, unheard; `close` waits for it."""
 
     def __init__(self) -> None:
         self._trainer = Trainer()
@@ -32,10 +34,20 @@ class InlineExecutor:
 
     async def run(self, job: Job) -> Result:
         """Train in the thread."""
-        return await asyncio.get_running_loop().run_in_executor(_TRAINING, self._trainer.execute, job)
+        return await asyncio.get_running_loop().run_in_executor(_TRAINING, self._execute, job)
 
     async def close(self) -> None:
-        """Nothing to stop."""
+        """Wait for a cancelled job that still runs: it uses torch's generator, which is its caller's again then."""
+        await asyncio.get_running_loop().run_in_executor(_TRAINING, _nothing)
+
+    def _execute(self, job: Job) -> Result:
+        # Training seeds torch's generators, and this may be the process of somebody who has seeded them before.
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            return self._trainer.execute(job)
+
+
+def _nothing() -> None:
+    pass
 
 
 class LocalNode:

@@ -23,12 +23,22 @@ from secure_fl.files import write_pieces
 
 _ALIGNMENT = 8  # of the first array
 _FLOAT32 = np.dtype("<f4")
-_NAMES = {_FLOAT32: "F32", np.dtype("<i2"): "I16", np.dtype("<i4"): "I32"}
+_NAMES = {
+    _FLOAT32: "F32", np.dtype("<f2"): "F16", np.dtype("<f8"): "F64", np.dtype("i1"): "I8", np.dtype("<i2"): "I16",
+    np.dtype("<i4"): "I32", np.dtype("<i8"): "I64", np.dtype("u1"): "U8", np.dtype("?"): "BOOL",
+}  # fmt: skip
 
 
 def save_arrays(path: Path, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
     """Write float32 arrays under their names, whole or not at all."""
     _save(path, arrays, _FLOAT32)
+
+
+def save_tensors(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write a model's state dict, each tensor in its own type, whole or not at all. Raises `StorageError`."""
+    if odd := sorted(name for name, array in arrays.items() if array.dtype.newbyteorder("<") not in _NAMES):
+        raise StorageError(f"{path}: tensor {odd[0]!r} is of type {arrays[odd[0]].dtype}, which cannot be written")
+    _save(path, arrays, None, notes={"format": "pt"})  # what other readers of safetensors look for
 
 
 def save_integers(
@@ -41,19 +51,22 @@ def save_integers(
 def _save(
     path: Path,
     arrays: Mapping[str, npt.NDArray[Any]],
-    dtype: np.dtype[Any],
+    dtype: np.dtype[Any] | None,
     *,
     notes: Mapping[str, str] | None = None,
     mode: int = 0o644,
 ) -> None:
     header: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
+    # Wide types first, so that every array begins at a multiple of its own width.
+    kinds = {name: dtype or arrays[name].dtype.newbyteorder("<") for name in arrays}
+    order = sorted(arrays, key=lambda name: (-kinds[name].itemsize, name))
     end = 0
-    for name in sorted(arrays):
-        start, end = end, end + arrays[name].size * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": list(arrays[name].shape), "data_offsets": [start, end]}
+    for name in order:
+        start, end = end, end + arrays[name].size * kinds[name].itemsize
+        header[name] = {"dtype": _NAMES[kinds[name]], "shape": list(arrays[name].shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    whole = (np.ascontiguousarray(arrays[name], dtype) for name in sorted(arrays))
+    whole = (np.ascontiguousarray(arrays[name], kinds[name]) for name in order)
     contents = (array.reshape(-1).view(np.uint8).data for array in whole if array.size)
     write_pieces(path, chain((struct.pack("<Q", len(text)), text), contents), mode=mode)
 
@@ -65,15 +78,23 @@ def open_arrays(path: Path) -> Iterator[Mapping[str, npt.NDArray[np.float32]]]:
         yield _Arrays(file)
 
 
-class _Arrays(Mapping[str, npt.NDArray[np.float32]]):
-    def __init__(self, file: Any) -> None:
+@contextmanager
+def open_tensors(path: Path) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
+    """What `save_tensors` wrote, each tensor in its own type and read when it is asked for. Raises `StorageError`."""
+    with _readable(path), safe_open(path, framework="numpy") as file:
+        yield _Arrays(file, None)
+
+
+class _Arrays(Mapping[str, npt.NDArray[Any]]):
+    def __init__(self, file: Any, dtype: np.dtype[Any] | None = _FLOAT32) -> None:
         self._file = file
+        self._dtype = dtype
         self._names = tuple(file.keys())
 
-    def __getitem__(self, name: str) -> npt.NDArray[np.float32]:
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name not in self._names:
             raise KeyError(name)
-        return np.asarray(self._file.get_tensor(name), _FLOAT32)
+        return np.asarray(self._file.get_tensor(name), self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
+_NOISY = ("alembic", "grpc", "asyncio")
+
 _subject: ContextVar[dict[str, str | int]] = ContextVar("subject", default={})  # noqa: B039 - never changed in place
 
 
@@ -32,7 +34,7 @@ def configure(*, level: str, style: str, stream: TextIO | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("alembic", "grpc", "asyncio"):
+    for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
@@ -41,6 +43,7 @@ def into_file(path: Path) -> Iterator[None]:
     """Log to a file for a while, then as before."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    levels = {noisy: logging.getLogger(noisy).level for noisy in _NOISY}
     with path.open("a", encoding="utf-8") as stream:
         configure(level="info", style="text", stream=stream)
         try:
@@ -48,6 +51,8 @@ def into_file(path: Path) -> Iterator[None]:
         finally:
             root.handlers[:] = handlers
             root.setLevel(level)
+            for noisy, before in levels.items():
+                logging.getLogger(noisy).setLevel(before)
 
 
 def _one_line(text: str) -> str:

@@ -11,23 +11,23 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
 
-from secure_fl import tasks
+from secure_fl import load_model, tasks
 from secure_fl.study.settings import Study
-from secure_fl.tasks.model_blocks import initial_blocks
+from secure_fl.tasks.model_blocks import initial_blocks, read_blocks
 
 
 def changes(shorter: Path, longer: Path) -> list[float]:
     """One ratio per site."""
     study = Study.read(longer / "study.toml")
-    layout, start = initial_blocks(tasks.create(study.task.name, study.task.settings), study.study.seed)
+    task = tasks.create(study.task.name, study.task.settings)
+    layout, start = initial_blocks(task, study.study.seed)
     found = []
     for site in study.study.roster:
         before, after = (
             np.concatenate([blocks[name] - start[name] for name in layout.names])
             for run in (shorter, longer)
-            for blocks in [layout.join(load_file(run / "nodes" / site / "model.safetensors"))]
+            for blocks in [read_blocks(task, load_model(run / "nodes" / site / "model.safetensors", task))]
         )
         found.append(float(np.linalg.norm(after - before) / np.linalg.norm(after)))
     return found

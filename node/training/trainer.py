@@ -36,6 +36,7 @@ from secure_fl.tasks.base import LocalData, Share, Source, Split, Task
 from secure_fl.tasks.code_digest import task_code
 from secure_fl.tasks.files import TaskFile, register
 from secure_fl.tasks.model_blocks import InitialBlocks, layout_of, seeded
+from secure_fl.tasks.state_dict import save_model
 
 _Key: TypeAlias = tuple[str, str, str, str]  # the study, the site, where its data are, which file has the task
 
@@ -51,7 +52,7 @@ class _Loaded:
     task: Task
     data: LocalData
     layout: Layout  # of the task's whole model
-    code: str  # digest of the task's source
+    code: str  # digest of the task's source, and of the strategy's
 
 
 class Trainer:
@@ -112,7 +113,8 @@ class Trainer:
             if site.traces and job.traces_to:
                 traces.note(Path(job.traces_to), job.round, site.traces)
         else:
-            save_arrays(Path(job.model_to), site.layout.tensors(_predictor(strategy, site)))
+            # For people: with the names that the task's model has in torch.
+            save_model(Path(job.model_to), loaded.task, _predictor(strategy, site), seed=loaded.study.study.seed)
         return Result(samples=site.samples, metrics=metrics, richness=strategy.richness(site))
 
     def _rehearse(self, job: Job) -> Result:
@@ -165,10 +167,11 @@ def try_out(
 def _load(study: Study, dataset: DatasetSection, folder: Path, split_key: bytes) -> _Loaded:
     task = tasks.create(study.task.name, study.task.settings)
     study.metrics.require(task)
-    code = _code_of(type(task))
+    strategy = study.make_strategy()
+    code = _code_of(type(task), type(strategy))
     with seeded(study.study.seed):
         layout = layout_of(task, task.model())
-    return _Loaded(study, study.make_strategy(), task, task.load(_source(dataset, folder, split_key)), layout, code)
+    return _Loaded(study, strategy, task, task.load(_source(dataset, folder, split_key)), layout, code)
 
 
 def _first(data: LocalData, rows: int) -> LocalData:
@@ -180,9 +183,9 @@ def _first(data: LocalData, rows: int) -> LocalData:
 
 
 @cache
-def _code_of(task: type[Task]) -> str:
+def _code_of(task: type[Task], strategy: type[Strategy]) -> str:
     """Once for a class: what lies on the disk later is not what this process has loaded."""
-    return task_code(task).digest
+    return task_code(task, strategy).digest
 
 
 def _found(loaded: _Loaded, *, salt: bytes) -> dict[str, str]:

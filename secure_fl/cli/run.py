@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from secure_fl import protect, strategies, tasks
-from secure_fl.cli.progress import RunProgress, human
 from secure_fl.cli.study import remarks
 from secure_fl.errors import BlocksClosedError
 from secure_fl.results.wording import sentences
 from secure_fl.settings import set_dotted
+from secure_fl.simulation.progress import human
 from secure_fl.study.settings import Study
 
 NOTHING_COMBINED = (
@@ -48,6 +48,13 @@ def run(
     ] = "processes",
     seed: Annotated[int | None, typer.Option(help="Seed of partition, initial model and batches.")] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder; an unfinished run in it is resumed.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", metavar="MODEL", help="Train on from this model (safetensors).")
+    ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND:TARGET", help="Write curves: tensorboard:DIR or mlflow:URI; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run a whole federation on this machine: one coordinator and a process for each site, over mutual TLS.
@@ -82,7 +89,6 @@ def run(
     # One person sees every site here; a deployed study has to ask for this, and each site to allow it.
     table.setdefault("metrics", {}).setdefault("share", "per-node")
     parsed = Study.parse(table)
-    folder = out or Path("runs") / f"{parsed.study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
     complete = parsed.completed()
     if not as_json:
@@ -90,11 +96,14 @@ def run(
             typer.echo(line, err=True)
 
     # Imported late: `--help` and mistakes in the settings should answer at once.
-    from secure_fl.simulation.run import run as run_study
+    from secure_fl.api.simulate import BlocksClosedWarning, new_folder, simulate
 
+    folder = out or new_folder(parsed.study.name)
     try:
-        with RunProgress(rounds=complete.versions, quiet=as_json, buffered=complete.rounds.is_buffered) as progress:
-            _, summary = run_study(complete, engine=engine, folder=folder, policy=policy, listener=progress.listen)
+        with warnings.catch_warnings(action="ignore", category=BlocksClosedWarning):  # an error, below
+            summary = simulate(
+                parsed, engine=engine, out=folder, policy=policy, progress=not as_json, track=track or (), start=start
+            ).summary
     except KeyboardInterrupt:
         typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
         raise typer.Exit(130) from None

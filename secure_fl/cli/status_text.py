@@ -11,13 +11,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from secure_fl.cli.measured import with_own_metrics
-from secure_fl.cli.turn_progress import standing
+from secure_fl.api.measured import with_own_metrics
 from secure_fl.operations.waiting import ended_words, site_words, waiting_words
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.results.wording import ALL_ROWS, OVER_SITES
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import operations_pb2 as pb
+from secure_fl.simulation.turn_progress import standing
 
 _SHOWN = 12  # rounds, the last ones
 

@@ -124,6 +124,9 @@ def new(
     rounds: Annotated[int | None, typer.Option(help="How many rounds; without it 10.")] = None,
     roster: Annotated[Path | None, typer.Option(help="The sites, as `secure-fl pki roster` prints them.")] = None,
     dataset: Annotated[str, typer.Option(help="The id of the sites' data; without it the task's name.")] = "",
+    start: Annotated[
+        Path | None, typer.Option("--from", metavar="MODEL", help="Train on from this model (safetensors).")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a study; see `_NEW_HELP`."""
@@ -143,9 +146,11 @@ def new(
             name, seed, listed, task, strategy or "fedavg", protection, 10 if rounds is None else rounds, dataset
         )
     try:
-        Study.parse(tomllib.loads(text))  # Before it is written: a name or number that cannot be leaves no file.
+        parsed = Study.parse(tomllib.loads(text))  # Before it is written: what cannot be leaves no file.
     except tomllib.TOMLDecodeError:
         raise SettingsError("a quote or a control character is in no name", advice="check --name and --task") from None
+    if start is not None:
+        text = _with_start(text, parsed, start)
     write_atomically(path, text.encode())
     typer.echo(f"{path}: written; next: secure-fl study show {path}")
 
@@ -171,6 +176,15 @@ def _from_template(
         strategies=" | ".join(strategies.known()),
         protections=" | ".join(protect.known()),
     )
+
+
+def _with_start(text: str, study: Study, model: Path) -> str:
+    """The study's file with the model that it goes on from."""
+    from secure_fl.study.given import continued  # torch
+
+    named, _ = continued(study, model)
+    lines = f'start = "given"             # submit it with --from MODEL, too\ninitial = "{named.study.initial}"\n'
+    return text.replace("[study.roster]\n", "", 1).replace("\n# Site name", f"\n{lines}[study.roster]\n# Site name", 1)
 
 
 @app.command()

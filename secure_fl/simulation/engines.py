@@ -75,7 +75,15 @@ def threads() -> Iterator[Engine]:
 async def _run_threads(workspace: Workspace, listener: Listener) -> None:
     import torch
 
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in `processes`, so that both engines give the same model
+    try:
+        await _run_here(workspace, listener)
+    finally:
+        torch.set_num_threads(threads_before)  # whoever called this may train on
+
+
+async def _run_here(workspace: Workspace, listener: Listener) -> None:
     coordinator_class: type[CoordinatorEngine] = _engine("coordinator")
     node_class: type[NodeEngine] = _engine("node")
     coordinator = coordinator_class(workspace.coordinator_file, listener=listener)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
-import shutil
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from secure_fl import tasks
 from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
@@ -18,24 +16,39 @@ from secure_fl.events import CoordinatorFailed, Event, Listener, PrivacyPlanned,
 from secure_fl.files import write_atomically
 from secure_fl.report import Step, render
 from secure_fl.results import traces
+from secure_fl.results.history import history, write_csv
 from secure_fl.results.own_metrics import with_values
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.settings import require_known
 from secure_fl.simulation.engines import last_complaint, processes, threads
+from secure_fl.simulation.models import write_models
 from secure_fl.simulation.spent import spent_by_site
+from secure_fl.simulation.stopping import Stoppable
 from secure_fl.simulation.units import plan_lines
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.data import require_data
 from secure_fl.study.settings import Study
 
+if TYPE_CHECKING:
+    from secure_fl.study.start import Start
+
 ENGINES = {"processes": processes, "threads": threads}
 
 
 def run(
-    study: Study, *, engine: str, folder: Path, policy: Mapping[str, Any], listener: Listener
+    study: Study,
+    *,
+    engine: str,
+    folder: Path,
+    policy: Mapping[str, Any],
+    listener: Listener,
+    start: Path | None = None,
+    loop: Stoppable | None = None,
 ) -> tuple[StudyRecord, dict[str, Any]]:
-    """Run `study` in `folder` and leave there everything the contract names.
+    """Run `study` in `folder` and leave there everything the contract names. Another thread may stop it by its `loop`.
+
+    With `start`, the file of a model, it trains on from that one.
 
     Raises `StudyAbortedError` when the study does not finish, after saving what there is.
     """
@@ -43,15 +56,16 @@ def run(
     started = time.monotonic()
     with ENGINES[engine]() as run_engine:
         study = study.completed()
+        study, first = (study, None) if start is None else _continued(study, start)
         study.check(nodes=study.simulation.nodes)
         require_data(study)
         # Before there is a folder: a plan that cannot be made leaves nothing behind.
         lines = plan_lines(study) if study.privacy.mode != "none" else ()
-        workspace = prepare(folder, study, policy=policy)
+        workspace = prepare(folder, study, policy=policy, start=first)
         if lines:
             listener(PrivacyPlanned(study_id=workspace.study.id, text="\n".join(lines)))
         troubles = _Troubles(workspace, listener)
-        asyncio.run(run_engine(workspace, troubles.listen))
+        (loop or Stoppable()).run(run_engine(workspace, troubles.listen))
     record = _load_record(workspace)
     if record is None or record.outcome != "finished":
         raise troubles.explain()
@@ -60,9 +74,8 @@ def run(
     spent = spent_by_site(workspace)
     summary = summarise(record, engine=engine, seconds=time.monotonic() - started, report=str(report), spent=spent)
     workspace.collect()
-    if study.make_strategy().has_global_model:
-        checkpoints = workspace.study_state / "checkpoints"
-        shutil.copyfile(max(checkpoints.glob("*.safetensors")), folder / "model.safetensors")
+    write_models(workspace, record, summary)
+    write_csv(folder / "history.csv", history(record))
     notes, rows = (
         {name: traces.read(workspace.node_folder(name) / file) for name in record.roster}
         for file in ("traces.jsonl", "rows.jsonl")
@@ -72,6 +85,12 @@ def run(
     write_atomically(report, page.encode())
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return record, summary
+
+
+def _continued(study: Study, model: Path) -> tuple[Study, Start]:
+    from secure_fl.study.given import continued  # torch
+
+    return continued(study, model)
 
 
 def next_steps(engine: str, policy: Mapping[str, Any]) -> tuple[Step, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from secure_fl import tasks
 from secure_fl.study.settings import Study
+from secure_fl.tasks import in_process
 
 
 def plan_lines(study: Study) -> tuple[str, ...]:
@@ -32,11 +33,13 @@ def declared_units(study: Study) -> list[int]:
     # Counted once, before and after the sites have certificates.
     anonymous = study.study.model_copy(update={"roster": {}, "initial": ""})
     counted = study.model_copy(update={"study": anonymous})
-    return list(_counted(counted.model_dump_json(), len(study.study.roster) or study.simulation.nodes))
+    # A task of this process may be defined anew under its name, and then has other rows.
+    own = in_process.find(study.task.name)
+    return list(_counted(counted.model_dump_json(), len(study.study.roster) or study.simulation.nodes, own))
 
 
 @lru_cache(maxsize=8)
-def _counted(settings: str, sites: int) -> tuple[int, ...]:
+def _counted(settings: str, sites: int, _own: object) -> tuple[int, ...]:
     study = Study.parse(json.loads(settings))
     # torch, for studies under differential privacy alone
     from secure_fl.privacy.dp_sgd import units_of

@@ -1,9 +1,10 @@
 """The output folder of a run: a throw-away PKI, one file per party, and what is left in the end.
 
-DIR/ca.pem  summary.json  report.html  model.safetensors
+DIR/ca.pem  summary.json  history.csv  report.html
+DIR/model.safetensors            with its card, model.json and model.md
 DIR/pki/                         the consortium of this run
 DIR/coordinator/                 coordinator.toml, state, log
-DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors, log;
+DIR/nodes/<name>/                node.toml, ledger.jsonl, model.safetensors with its card, log;
                                  if any: witness.jsonl, traces.jsonl, rows.jsonl
 """
 
@@ -15,18 +16,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from secure_fl.errors import SettingsError, StorageError
-from secure_fl.files import private_folder, write_atomically
+from secure_fl.files import private_folder, write_atomically, write_pieces
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
 from secure_fl.results.record import StudyRecord
 from secure_fl.simulation.units import declared_units
 from secure_fl.study.settings import Study
 from secure_fl.study.simulated import simulated_names
+
+if TYPE_CHECKING:
+    from secure_fl.study.start import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +126,11 @@ class Workspace:
         return Certificate.from_pem((self.folder / "pki" / "coordinator-coordinator.pem").read_bytes()).fingerprint
 
 
-def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspace:
-    """Make the folder, or take up an unfinished run of the same study in it. Raises `SettingsError`."""
+def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any], start: Start | None = None) -> Workspace:
+    """Make the folder, or take up an unfinished run of the same study in it. Raises `SettingsError`.
+
+    `start` is the first model of a study that goes on from a given one.
+    """
     study = study.completed()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,9 +156,18 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspa
         "studies": ["../study.toml"],
     }
     write_atomically(workspace.coordinator_file, tomli_w.dumps(settings).encode())
+    if start is not None:
+        _hand_over(workspace, start)
     # Written last: its presence means that everything before it is complete.
     write_atomically(kept, tomli_w.dumps(study.to_table()).encode())
     return workspace
+
+
+def _hand_over(workspace: Workspace, start: Start) -> None:
+    """Put a first model where the coordinator finds those that came with a study."""
+    first = start.first_model()
+    write_pieces(workspace.study_state / "objects" / first.sha256.hex(), start.layout.pieces(start.blocks))
+    write_atomically(workspace.study_state / "first.json", first.to_json())
 
 
 def _listed(study: Study) -> list[str]:

@@ -39,7 +39,7 @@ class AiFedSettings(LocalTraining):
     """FedAvg's settings, which layers are sent, and what a site counts by."""
 
     # Who decides what is sent: the coordinator from public facts, or each site; "rank": by how much it changed there.
-    gating: Literal["public", "site", "rank", "none"] = "public"
+    gating: Literal["public", "site", "rank", "none"] = "none"
     keep: float = Field(0.5, gt=0, le=1)  # "public" and "rank": the part of all parameters that is sent at most
     full_every: int = Field(4, ge=0)  # every so many turns everything is sent; 0: never
     richness: Literal["entropy", "labels", "none"] = "entropy"

@@ -45,8 +45,8 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
                 _training(strategy),
                 *_buffered(study),
                 *_start(study),
-                f"The task's code here is {task_code(type(task)).text}. With the study a site approves the code it "
-                "has itself, and is asked again when that changes.",
+                f"The task's code here is {task_code(type(task), type(strategy)).text}. With the study a site approves "
+                "the code it has itself, and is asked again when that changes.",
             ),
         ),
         Explanation(
@@ -295,8 +295,13 @@ def _sites(study: Study) -> str:
 def _start(study: Study) -> tuple[str, ...]:
     if not study.study.initial:
         return ()
+    given = (
+        "The study's lead brings that model, instead of one that the seed makes: ask where it comes from, and for its "
+        "card. Whoever chooses a model can choose one that makes sites' updates tell more.",
+    )
     return (
         f"It starts from the model with the digest {study.study.initial[:16]}…; a site begins the first round with no "
         "other one. Later it refuses a model that is further from the last one it saw than the rounds since can have "
         "moved it.",
+        *(given if study.study.start == "given" else ()),
     )

@@ -29,6 +29,7 @@ from secure_fl.study.defaults import filled, suitable
 from secure_fl.study.measures import MetricsSection
 from secure_fl.study.pacing import RoundsSection, require_buffered
 from secure_fl.study.private import PrivacySection, plan_at, require_private
+from secure_fl.study.shorthand import Shorthand
 from secure_fl.study.simulated import SimulationSection, simulated_names
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ STUDY_VERSION = 6
 
 # Under differential privacy: measurements leave without noise, so that no ε covers them.
 PLAIN_METRICS = "metrics-without-noise"
+BRING = "bring the model: `secure-fl study new --from MODEL`, `study submit --from MODEL`, `run --from MODEL`"
 
 DEFAULT_CLIP = 1.0  # of a task that names none, and of a study that was not completed
 
@@ -57,6 +59,7 @@ class StudySection(Settings):
     seed: int = Field(0, ge=0, lt=2**63)
     # The digest of the model that the first round begins from (`secure_fl.study.start`); `completed` writes it.
     initial: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+    start: Literal["seed", "given"] = "seed"  # what makes it; or somebody brings it, to train on (`study/given.py`)
     # Site name → fingerprint of its signing key. The coordinator cannot add anybody.
     roster: dict[str, str] = Field(default_factory=dict)
 
@@ -164,8 +167,8 @@ class ProtectionSection(_WithSettings):
         return self
 
 
-class Study(Settings):
-    """A validated study."""
+class Study(Shorthand):
+    """A validated study. From Python: `Study.of(task="digits", rounds=5)`; from a file: `Study.read(path)`."""
 
     study: StudySection = StudySection()
     task: TaskSection = TaskSection()
@@ -182,9 +185,9 @@ class Study(Settings):
         return suitable(values)
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path | str) -> Self:
         """The study in a TOML file."""
-        return cls.parse(cls.read_table(path))
+        return cls.parse(cls.read_table(Path(path)))
 
     @staticmethod
     def read_table(path: Path) -> dict[str, Any]:
@@ -217,6 +220,8 @@ class Study(Settings):
         task, strategy = tasks.create(self.task.name, self.task.settings), self.make_strategy()
         protection = self.make_protection()
         own = {"settings": _written_out(protection.settings), "clip": self.protection.clip or task.clip}
+        if self.study.start == "given" and not self.study.initial:
+            raise InitialModelError('study.start is "given", and study.initial names no model', advice=BRING)
         initial = self.study.initial or self._outline(task, strategy).digest.hex()
         return self.model_copy(
             update={
@@ -350,8 +355,7 @@ class Study(Settings):
 
         Raises `SettingsError`, or `OverflowInvariantError` where the bits do not suffice, with the first problem.
         """
-        # Imported here: the registries are light, the task itself needs torch.
-        from secure_fl import tasks
+        from secure_fl import tasks  # here: the registries are light, the task itself needs torch
         from secure_fl.tasks.model_blocks import initial_blocks
 
         strategy = self.make_strategy()
@@ -373,7 +377,8 @@ class Study(Settings):
                 sites=sites,
                 minimum=self.min_cohort(kind),
             )
-        if self.study.initial and self.study.initial != self._outline(task, strategy).digest.hex():
+        wanted = self.study.initial if self.study.start == "seed" else ""
+        if wanted and wanted != self._outline(task, strategy).digest.hex():
             raise InitialModelError("study.initial is not the digest of the model that the study's seed makes here")
         return layout
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from secure_fl.errors import SecureFLError, SettingsError, TaskUnavailableError, UnknownNameError
 from secure_fl.settings import require_known
-from secure_fl.tasks import files
+from secure_fl.tasks import files, in_process
 
 if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
@@ -55,6 +55,8 @@ def resolve(name: str) -> type[Task]:
     Raises `UnknownNameError` for an unknown id, `TaskUnavailableError` when the code is missing here or no task, and
     `CodeChangedError` for a file that is another than the site agreed to.
     """
+    if (here := in_process.find(name)) is not None:
+        return here if isinstance(here, type) else type(here)
     installed = _installed()
     # Ids first, as in `is_installed_id`: what a policy was asked about is what is imported.
     if name in installed:
@@ -70,6 +72,9 @@ def resolve(name: str) -> type[Task]:
 
 def create(name: str, settings: Mapping[str, Any]) -> Task:
     """The task called `name` with validated `settings`; raises as `resolve` does, or names the wrong key."""
+    here = in_process.find(name)
+    if here is not None and not isinstance(here, type):
+        return here  # with data of its own; its settings went into the study when it was added
     task = resolve(name)
     return task(task.Settings.parse(settings, where="task"))
 

@@ -6,7 +6,8 @@ folder of the module, with what lies below it; a module outside any package is i
 and the files' paths within them are part of the digest, where they lie on the machine is not.
 
 Not part of it are other modules and libraries that the task imports, and the study's settings, which have their own
-hash.
+hash. A strategy that comes with another package than secure-fl counts as the task does. Of a class that was typed into
+a notebook there is no file: its compiled methods stand for it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from secure_fl import __version__
 from secure_fl.errors import TaskUnavailableError
 from secure_fl.tasks.files import source_of
+from secure_fl.tasks.in_process import class_source
 
 if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
@@ -40,14 +42,18 @@ class TaskCode:
         return f"{self.name} {self.version or '(not installed as a package)'}, source sha256:{self.digest}"
 
 
-def task_code(task: type[Task]) -> TaskCode:
-    """The code of `task`, as it lies on this machine. Raises `TaskUnavailableError` where there is no source."""
+def task_code(task: type[Task], strategy: type[Any] | None = None) -> TaskCode:
+    """The code of `task`, as it lies on this machine, and of a strategy that is not built in.
+
+    Raises `TaskUnavailableError` where there is no source.
+    """
     from secure_fl.tasks.base import Task
 
     digest = hashlib.sha256()
     # In the order of inheritance, which is the same wherever the class is; each package once.
-    modules = [cls.__module__ for cls in task.__mro__ if issubclass(cls, Task)]
-    for package, files in dict(_sources(module) for module in modules).items():
+    classes: list[type[Any]] = [cls for cls in task.__mro__ if issubclass(cls, Task)]
+    classes += [cls for cls in (strategy.__mro__ if strategy else ()) if _is_foreign(cls)]
+    for package, files in dict(_sources(cls) for cls in classes).items():
         _update(digest, package.encode())
         for path, content in files.items():
             _update(digest, path.encode())
@@ -56,9 +62,16 @@ def task_code(task: type[Task]) -> TaskCode:
     return TaskCode(name=name, version=version, digest=digest.hexdigest())
 
 
-def _sources(module: str) -> tuple[str, dict[str, bytes]]:
-    """The name of what `module` belongs to, and its .py files: path within it → content, sorted by path."""
+def _is_foreign(cls: type[Any]) -> bool:
+    return cls.__module__.partition(".")[0] not in {"secure_fl", "abc", "builtins", "typing"}
+
+
+def _sources(cls: type[Any]) -> tuple[str, dict[str, bytes]]:
+    """The name of what a class's module belongs to, and its .py files: path within it → content, sorted by path."""
+    module = cls.__module__
     loaded = sys.modules.get(module)
+    if module == "__main__" and not getattr(loaded, "__file__", None):
+        return f"{module}:{cls.__qualname__}", {"": class_source(cls)}
     file = Path(getattr(loaded, "__file__", None) or "")
     package = getattr(loaded, "__package__", None)
     if (source := source_of(module)) is not None:  # what runs, whatever lies there by now

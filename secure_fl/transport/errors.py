@@ -32,7 +32,7 @@ DETAIL_KEY = "secure-fl-error-bin"
 # errors of its disk do. A caller meets neither before it is authenticated.
 _TOLD = (SettingsError, RoundError)
 _TOLD_CHARS = 600
-_ASK = "ask whoever runs the coordinator: its log says what it is"
+ASK = "ask whoever runs the coordinator: its log says what it is"
 
 log = logging.getLogger(__name__)
 
@@ -89,5 +89,5 @@ def remote_error(code: str) -> SecureFLError:
     """An error the other side reported by its code."""
     found = by_code(code)
     # What its class advises is for whoever has the disk, or wrote the file: that is not the one who reads this.
-    advice = None if found.advice and not issubclass(found, StorageError) else _ASK
+    advice = None if found.advice and not issubclass(found, StorageError) else ASK
     return rebuild(found.code, f"the coordinator answered: {found.code}", advice=advice)

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from coordinator.operations import Operations
 from secure_fl.cli import app
-from secure_fl.cli.deployed import privacy_in_words
 from secure_fl.errors import LateMessageError
+from secure_fl.results.card import ModelCard
+from secure_fl.results.record import StudyRecord
 from secure_fl.study.settings import Study
 from tests.support.edge import Edge, at_the_edge
 
@@ -66,4 +67,9 @@ def test_an_untrained_model_is_exported_only_by_its_name(
     ],
 )
 def test_the_card_says_what_the_study_promises_about_records(privacy: dict[str, object], said: str) -> None:
-    assert privacy_in_words(Study.parse({"privacy": privacy}).canonical().decode()) == said
+    study = Study.parse({"privacy": privacy})
+    record = StudyRecord(
+        study="s", study_id=study.id, task="t", strategy="x", protection="p", planned_rounds=1, roster=(),
+        settings=study.canonical().decode(),
+    )  # fmt: skip
+    assert ModelCard.of(record, metrics={}).privacy_in_words == said

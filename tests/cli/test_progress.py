@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from secure_fl.cli.progress import RunProgress, describe_round
-from secure_fl.cli.turn_progress import TurnsUnderWay, standing
 from secure_fl.events import Answered, Event, RoundCommitted, RoundStarted, RoundVoid, SatOut, TurnBegun
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.rounds import RoundKind
+from secure_fl.simulation.progress import RunProgress, describe_round
+from secure_fl.simulation.turn_progress import TurnsUnderWay, standing
 from secure_fl.study.settings import Study
 from secure_fl.study.simulated import simulated_names
 

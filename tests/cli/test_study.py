@@ -12,8 +12,8 @@ import tomli_w
 from typer.testing import CliRunner
 
 from secure_fl import protect, strategies
+from secure_fl.api.operator import find
 from secure_fl.cli import app
-from secure_fl.cli.deployed import find
 from secure_fl.errors import SettingsError, UnknownStudyError, UsageError
 from secure_fl.identity.authority import Authority
 from secure_fl.operations.operator import Operator

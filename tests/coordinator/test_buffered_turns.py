@@ -86,7 +86,7 @@ def test_a_flush_of_several_turns_has_the_mean_of_all_their_sites(tmp_path: Path
 
 
 def test_a_turn_records_when_it_began_when_uploads_came_and_which_blocks_were_sent(tmp_path: Path) -> None:
-    strategy = {"name": "aifed", "keep": 0.5, "full_every": 3}
+    strategy = {"name": "aifed", "gating": "public", "keep": 0.5, "full_every": 3}
     record, fed = run(tmp_path, {name: FakeTraining() for name in EVERYBODY}, strategy=strategy, study={"rounds": 6})
     assert sum(record.blocks.values()) == record.shared_parameters > 0
     asked = Counter(bool(turn.asked) for entry in trained(record) for turn in entry.circles)

@@ -154,6 +154,14 @@ def test_torch_and_the_like_are_loaded_only_where_somebody_trains(module: str) -
     assert loaded & {"torch", "tenseal", "zstandard", "opacus", "sklearn", "scipy"} == set()
 
 
+def test_the_front_door_is_light_until_a_name_is_asked_for() -> None:
+    assert loaded_by("secure_fl") & {"torch", "pydantic", "numpy", "secure_fl.api", "secure_fl.study"} == set()
+    # What a person in a notebook asks for first need not wait for torch.
+    program = "import sys; from secure_fl import Operator, Study, load_model, simulate; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert run.stdout == "False\n"
+
+
 @pytest.mark.parametrize("module", ["node.training.trainer", "secure_fl.tasks.bearings"])
 def test_whoever_needs_torch_needs_little_else(module: str) -> None:
     loaded = loaded_by(module)

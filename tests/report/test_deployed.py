@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from secure_fl.api.operator import Operator
 from secure_fl.cli import deployed
 from secure_fl.errors import LateMessageError, MalformedMessageError
 from secure_fl.results.record import StudyRecord
@@ -29,7 +30,8 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     def use(record: StudyRecord | None) -> None:
         status = pb.StudyStatus(study_id=STUDY.id, rounds_done=3, rounds_planned=3, state="running")
         status.record = json.dumps(asdict(record)).encode() if record else b""
-        monkeypatch.setattr(deployed, "_call", lambda *_: (STUDY.id, status))
+        monkeypatch.setattr(Operator, "__init__", lambda *_: None)
+        monkeypatch.setattr(Operator, "call", lambda *_: (STUDY.id, status))
 
     return use
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from secure_fl.cli.measured import reached
-from secure_fl.cli.progress import describe_round
 from secure_fl.cli.run import _print
 from secure_fl.cli.status_text import tell
 from secure_fl.results.own_metrics import with_values
@@ -19,6 +16,7 @@ from secure_fl.results.summary import summarise
 from secure_fl.results.wording import sentences
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import operations_pb2 as pb
+from secure_fl.simulation.progress import describe_round
 
 
 def node(name: str, accuracy: float | None, samples: int | None, **more: Any) -> NodeRound:
@@ -89,13 +87,6 @@ def test_whoever_has_the_tasks_formula_fills_its_values_in() -> None:
     assert filled.rounds[0].metrics == {"auc": 0.6875, "kappa": 4 / 6}
     assert [each.metrics["kappa"] for each in filled.rounds[0].nodes] == [0.5, 0.75]
     assert with_values(RECORD, {}) is RECORD
-
-
-def test_a_card_says_what_was_reached(tmp_path: Path) -> None:
-    replace(RECORD, settings='{"version": 1}').save(tmp_path / "record.json")
-    told = reached((tmp_path / "record.json").read_bytes())  # What the task's code is needed for stays out.
-    assert told[1] == "auc 0.6875 (all test rows together)"
-    assert reached(b"") == ()
 
 
 def test_a_status_has_a_column_per_metric(capsys: pytest.CaptureFixture[str]) -> None:

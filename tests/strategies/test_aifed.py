@@ -135,7 +135,7 @@ def test_no_more_than_may_be_sent_is_sent_but_for_one_block(
 
 
 def test_the_coordinator_asks_by_what_was_opened() -> None:
-    strategy = create(keep=0.4, full_every=3)
+    strategy = create(gating="public", keep=0.4, full_every=3)
     assert strategy.asked(LAYOUT.names, SIZES, State(), 1) == LAYOUT.names  # Nothing was opened yet.
     # One cell moved, the others little; per coordinate, so that a large block is not sent for its size.
     means = {name: np.full(size, 0.5 if name == "cell2" else 0.01, np.float32) for name, size in SIZES.items()}

@@ -12,7 +12,7 @@ from tests.protect.rosters import roster, study
 
 # One other value for every setting there is. A setting that is added later fails the first test until it is here.
 OTHER: dict[str, dict[str, Any]] = {
-    "study": {"name": "other", "rounds": 11, "seed": 1, "initial": "ab" * 32, "roster": roster(5)},
+    "study": {"name": "other", "rounds": 11, "seed": 1, "initial": "ab" * 32, "start": "given", "roster": roster(5)},
     "task": {"name": "breast-cancer", "dataset": "ward-7", "settings": {"hidden": 65}},
     "strategy": {"name": "fedprox", "settings": {"epochs": 3}},
     "protection": {

@@ -12,6 +12,7 @@ import pytest
 from secure_fl import __version__
 from secure_fl.errors import TaskUnavailableError
 from secure_fl.tasks import resolve
+from secure_fl.tasks.base import Task
 from secure_fl.tasks.code_digest import TaskCode, task_code
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +82,7 @@ def test_what_a_task_inherits_from_counts(tmp_path: Path, monkeypatch: pytest.Mo
     for name, text in (("one", TASK), ("two", TASK.replace("digits", "mnist").replace("Digits", "Mnist"))):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{MODULE}.py").write_text(text)
-    monkeypatch.setattr("secure_fl.tasks.code_digest._sources", lambda module: (module, {}))
+    monkeypatch.setattr("secure_fl.tasks.code_digest._sources", lambda cls: (cls.__module__, {}))
     one, two = (digest_in(tmp_path / name, f"{MODULE}:Echo", monkeypatch) for name in ("one", "two"))
     assert one.digest != two.digest
 
@@ -111,3 +112,20 @@ def test_a_task_without_source_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / f"{MODULE}.py").unlink()
     with pytest.raises(TaskUnavailableError, match="source files cannot be read"):
         task_code(task)
+
+
+def test_a_class_of_a_notebook_is_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In a notebook the module has no file; what was typed there is known as it was compiled.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", None, raising=False)
+
+    def typed(body: str) -> str:
+        names: dict[str, type[Task]] = {}
+        method = f"    def load(self, source):\n        {body}\n"
+        source = f"from secure_fl.tasks.digits import Digits\nclass Typed(Digits):\n{method}"
+        exec(compile(source, "<cell>", "exec"), {"__name__": "__main__"}, names)  # noqa: S102
+        return task_code(names["Typed"]).digest
+
+    first = typed("return super().load(source)")
+    assert typed("return super().load(source)  # the same") == first
+    assert typed("return super().load(None)") != first
+    assert typed("return [1 for _ in source]") != typed("return [2 for _ in source]")

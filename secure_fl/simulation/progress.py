@@ -15,7 +15,6 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from secure_fl.cli.turn_progress import TurnsUnderWay, merged
 from secure_fl.events import (
     Answered,
     Event,
@@ -36,6 +35,7 @@ from secure_fl.events import (
 from secure_fl.results.record import RoundRecord
 from secure_fl.results.wording import metrics_text
 from secure_fl.rounds import RoundKind
+from secure_fl.simulation.turn_progress import TurnsUnderWay, merged
 
 _SHOWN_SIT_OUTS = 3
 

@@ -1,15 +1,11 @@
-"""What a deployed study has reached so far, in words."""
+"""The record of a deployed study, as whoever has the task's code can read it."""
 
 from __future__ import annotations
-
-import json
 
 from secure_fl import tasks
 from secure_fl.errors import SecureFLError
 from secure_fl.results.own_metrics import with_values
 from secure_fl.results.record import StudyRecord
-from secure_fl.results.summary import DEPLOYED, summarise
-from secure_fl.results.wording import sentences
 from secure_fl.study.settings import Study
 
 
@@ -28,14 +24,3 @@ def with_own_metrics(record: StudyRecord) -> StudyRecord:
         return with_values(record, study.metrics.own_formulas(tasks.create(study.task.name, study.task.settings)))
     except SecureFLError:
         return record
-
-
-def reached(record: bytes) -> tuple[str, ...]:
-    """What the last round of a study measured, from the record that the coordinator sent; nothing before there is one.
-
-    A round measures the model that it begins from.
-    """
-    if not record:
-        return ()
-    found = with_own_metrics(StudyRecord.from_json(json.loads(record)))
-    return sentences(summarise(found, engine=DEPLOYED, seconds=0.0, report=""))

@@ -1,0 +1,53 @@
+"""MLflow, by its client: nothing is set for the whole process, so that a notebook's own runs stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from secure_fl.errors import NetworkError, SettingsError
+
+EXPERIMENT = "secure-fl"
+_LONGEST_VALUE = 500  # of a parameter, at MLflow's servers
+
+
+class MlflowWriter:
+    """One run in the experiment `secure-fl`."""
+
+    def __init__(self, target: str, name: str, settings: Mapping[str, Any]) -> None:
+        try:
+            from mlflow import MlflowClient
+            from mlflow.exceptions import MlflowException
+        except ImportError:
+            raise SettingsError(
+                "MLflow is not installed here", advice='pip install mlflow-skinny, or pip install "secure-fl[tracking]"'
+            ) from None
+        try:
+            self._client: Any = MlflowClient(tracking_uri=target)
+            experiment = self._client.get_experiment_by_name(EXPERIMENT)
+            number = self._client.create_experiment(EXPERIMENT) if experiment is None else experiment.experiment_id
+            self._run: str = self._client.create_run(number, run_name=name).info.run_id
+            for key, value in _flat(settings):
+                self._client.log_param(self._run, key, str(value)[:_LONGEST_VALUE])
+        except (MlflowException, OSError) as error:
+            raise NetworkError(
+                f"MLflow at {target!r} cannot be used ({type(error).__name__})",
+                advice="check the URI of --track mlflow:URI",
+            ) from error
+
+    def write(self, values: Mapping[str, float], *, step: int) -> None:
+        """Write named numbers of one version of the model."""
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def close(self, *, finished: bool) -> None:
+        """End the run."""
+        self._client.set_terminated(self._run, status="FINISHED" if finished else "FAILED")
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,360 @@
+"""`simulate` as a notebook calls it: an event loop is running, classes exist in this process alone, Ctrl-C happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+from secure_fl import Run, Study, simulate, simulate_async, strategies
+from secure_fl.blocks import Blocks, Layout
+from secure_fl.checkpoints import load_arrays
+from secure_fl.errors import SettingsError, StorageError, UnknownNameError
+from secure_fl.events import Event, Listening, RoundCommitted
+from secure_fl.simulation.models import newest_checkpoint
+from secure_fl.simulation.run import run as run_study
+from secure_fl.simulation.workspace import Workspace
+from secure_fl.strategies.base import Strategy, Sum
+from secure_fl.strategies.fedavg import FedAvg
+from secure_fl.strategies.site import Site
+from secure_fl.tasks import create
+from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings
+from secure_fl.tasks.cutting import divide
+from secure_fl.tasks.model_blocks import layout_of, read_blocks
+
+QUICK: dict[str, Any] = {"task": "breast-cancer", "nodes": 3, "progress": False}
+
+
+def in_a_loop(**arguments: Any) -> Run:
+    """As in a notebook's cell: called, not awaited, while a loop runs in this thread."""
+
+    async def cell() -> Run:
+        return simulate(**arguments)
+
+    return asyncio.run(cell())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return in_a_loop(**QUICK, strategy="fedopt", rounds=2, out=tmp_path_factory.mktemp("runs") / "first")
+
+
+# --- what a run is ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_everything_that_its_folder_has(run: Run) -> None:
+    assert run.summary == json.loads((run.folder / "summary.json").read_text())
+    assert run.summary["engine"] == "threads"
+    assert run.sites == ("site-01", "site-02", "site-03")
+    assert run.report() == run.folder / "report.html"
+    assert run.report().read_text().lower().startswith("<!doctype html>")
+    again = Run.open(run.folder)
+    assert (again.summary, again.record, again.study.id) == (run.summary, run.record, run.study.id)
+    with pytest.raises(SettingsError, match="no such file"):
+        Run.open(run.folder / "nodes")
+    with pytest.raises(StorageError, match="no finished run"):
+        Run.open(_without(run.folder, "summary.json"))
+
+
+def _without(folder: Path, name: str) -> Path:
+    other = folder.with_name("unfinished")
+    other.mkdir()
+    (other / "study.toml").write_bytes((folder / "study.toml").read_bytes())
+    assert not (other / name).exists()
+    return other
+
+
+def test_the_history_has_a_row_for_every_version_of_the_model(run: Run, tmp_path: Path) -> None:
+    rows = run.history.to_dict("records")
+    assert [row["round"] for row in rows] == [0, 1, 2]
+    assert rows[2]["accuracy"] == pytest.approx(run.summary["mean_accuracy"])
+    assert rows[2]["accuracy"] > 0.8 > rows[0]["accuracy"]
+    assert rows[1]["bytes_up"] == run.record.rounds[0].bytes_up
+    assert np.isnan(rows[0]["bytes_up"])
+    sites = run.site_history
+    assert len(sites) == 9
+    last = sites[sites["round"] == 2].set_index("site")["accuracy"]
+    assert last.to_dict() == {node["name"]: node["accuracy"] for node in run.summary["nodes"]}
+    assert run.to_csv(tmp_path / "x.csv").read_bytes() == (run.folder / "history.csv").read_bytes()
+
+
+def test_without_pandas_tables_are_lists(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert [row["round"] for row in run.history] == [0, 1, 2]
+    assert run.history[0]["seconds"] is None
+
+
+def test_models_are_torch_modules_with_the_coordinators_values(run: Run) -> None:
+    task = create("breast-cancer", {})
+    assert list(run.models) == ["global", "site-01", "site-02", "site-03"]
+    checkpoint = load_arrays(newest_checkpoint(Workspace(folder=run.folder, study=run.study, resumed=False, policy={})))
+    for name in run.models:
+        model = run.models[name]
+        assert not model.training
+        found = layout_of(task, model).tensors(read_blocks(task, model))
+        # FedOpt keeps momentum beside its models; it is not what is exported.
+        assert found.keys() == checkpoint.keys()
+        assert all(np.array_equal(found[key], checkpoint[key]) for key in found)
+    assert run.model.state_dict().keys() == task.model().state_dict().keys()
+    with pytest.raises(KeyError):
+        run.models["site-09"]
+
+
+def test_a_sites_ledger_is_verified_as_it_is_read(run: Run) -> None:
+    kinds = list(run.ledger("site-02")["kind"])
+    assert kinds == ["opened", "approved", *["planned", "sent"] * 3]
+    assert "certificate" not in run.ledger("site-02").columns
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        run.ledger("site-2")
+
+
+def test_a_run_shows_itself(run: Run) -> None:
+    assert repr(run).startswith("Run('study', fedopt, 2 rounds, mean_accuracy 0.9")
+    page = run._repr_html_()
+    assert page.count("<tr>") == 4
+    assert "report.html" in page
+
+
+def test_every_model_has_a_card(run: Run) -> None:
+    card = json.loads((run.folder / "model.json").read_text())
+    assert (card["study_id"], card["strategy"], card["model"], card["simulated"]) == (
+        run.study.id, "fedopt", "global", True,
+    )  # fmt: skip
+    assert card["metrics"]["accuracy"] == run.summary["global_accuracy"]
+    assert card["privacy"] is None
+    own = json.loads((run.folder / "nodes" / "site-01" / "model.json").read_text())
+    assert (own["model"], own["metrics"]["accuracy"]) == ("site-01", run.summary["nodes"][0]["accuracy"])
+
+
+# --- what a run leaves as it was --------------------------------------------------------------------------------
+
+
+def _state() -> dict[str, Any]:
+    names = (None, "alembic", "grpc", "asyncio", "secure_fl", "node", "coordinator")
+    return {
+        "logging": [(log.level, log.handlers[:], log.propagate) for log in map(logging.getLogger, names)],
+        "torch": (torch.get_num_threads(), torch.get_rng_state().tolist(), torch.get_default_dtype()),
+        "numpy": str(np.random.get_state()),
+        "random": random.getstate(),
+        "process": (Path.cwd(), dict(os.environ), list(sys.path), list(warnings.filters)),
+        "signal": signal.getsignal(signal.SIGINT),
+        "threads": {thread.name for thread in threading.enumerate() if thread.name == "simulation"},
+    }
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads", "run")  # after one run: what libraries do when they are imported is theirs
+@pytest.mark.parametrize("where", ["beside", "in this thread"])
+def test_the_process_is_left_as_it_was(tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "grpc")
+    before = _state()
+    if where == "beside":
+        in_a_loop(**QUICK, rounds=1, out=tmp_path / "out")
+    else:
+        study = Study.of(task="breast-cancer", nodes=3, rounds=1)
+        run_study(study, engine="threads", folder=tmp_path / "out", policy={}, listener=lambda _: None)
+    after = _state()
+    for what, value in before.items():
+        assert after[what] == value, what
+
+
+# --- code that only this process has ----------------------------------------------------------------------------
+
+
+class Rows(TaskSettings):
+    classes: int = 2
+
+
+def wine(rows: npt.NDArray[np.float32]) -> type[Task]:
+    class Bottles(Task):
+        kind = "classification"
+        preprocessing = "none"
+        Settings = Rows
+
+        def model(self) -> nn.Module:
+            return nn.Sequential(OrderedDict(features=nn.Linear(4, 8), act=nn.ReLU(), head=nn.Linear(8, 2)))
+
+        def load(self, source: Source) -> LocalData:
+            classes = (rows.sum(axis=1) > 0).astype(np.int64)
+            train, test = divide(source, rows, classes, classification=True)
+            return LocalData.cut(rows, classes, train, test)
+
+    return Bottles
+
+
+class Gentle(FedAvg):
+    name = "gentle"
+
+    def request(self, layout: Layout, head: tuple[str, ...]) -> Sum:
+        return Sum(blocks=layout.names)
+
+    def fit(self, site: Site) -> Blocks:
+        site.load(self.inference(site))
+        site.train()
+        return {name: vector / np.float32(2) for name, vector in site.change(site.received).items()}
+
+
+@pytest.fixture
+def no_own_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategies, "_HERE", {})
+
+
+@pytest.mark.usefixtures("no_own_strategies")
+def test_a_task_and_a_strategy_of_this_process(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
+    task = wine(rows)(Rows(classes=2))  # an object, with data that are in memory only
+    done = in_a_loop(task=task, strategy=Gentle, rounds=1, nodes=3, progress=False, out=tmp_path / "out")
+    assert done.summary["strategy"] == "gentle"
+    assert done.study.task.settings == {"classes": 2}
+    assert sum(node["samples"] for node in done.summary["nodes"]) < 120
+    assert done.model(torch.tensor(rows)).shape == (120, 2)
+
+
+@pytest.mark.usefixtures("no_own_strategies")
+def test_other_processes_cannot_have_them(tmp_path: Path) -> None:
+    rows = np.zeros((9, 4), np.float32)
+    for wanted in ({"task": wine(rows)}, {"task": wine(rows)(Rows())}, {"strategy": Gentle}):
+        with pytest.raises(SettingsError, match="in this process alone") as refused:
+            simulate(**wanted, engine="processes", out=tmp_path / "out")
+        assert 'engine="threads"' in refused.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_own_strategies")
+def test_what_is_no_task_and_no_strategy_is_refused() -> None:
+    class Half(Strategy):
+        name = "half"
+
+    class Nameless(FedAvg):
+        pass
+
+    class Impostor(Gentle):
+        name = "fedavg"
+
+    for given, message in (
+        ({"task": 3}, "a Task class"),
+        ({"task": dict}, "a Task class"),
+        ({"task": Task}, "does not define load, model"),
+        ({"strategy": Half}, "does not define explain, fit, request"),
+        ({"strategy": Nameless}, "no name of its own"),
+        ({"strategy": Impostor}, "is installed already"),
+        ({"strategy": dict}, "not a subclass"),
+        ({"strategy": Gentle(Gentle.Settings())}, "a Strategy class"),
+        ({"engine": "thread"}, "did you mean 'threads'"),
+        ({"track": "tensorbord:x"}, "did you mean 'tensorboard'"),
+        ({"track": "x"}, "expected tensorboard:DIR"),
+        ({"study": {"rouns": 3}}, "did you mean 'rounds'"),
+        ({"settings": {"strategy.epoch": 3}}, "did you mean 'epochs'"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            simulate(**given, progress=False)
+    assert strategies.create("fedavg", {}).name == "fedavg"
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_stops_a_run_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, RoundCommitted):
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()  # while the caller waits
+
+    wanted = {**QUICK, "rounds": 8, "out": tmp_path / "out"}
+    with pytest.raises(KeyboardInterrupt):
+        in_a_loop(**wanted, listener=interrupt)
+    assert not any(thread.name == "simulation" for thread in threading.enumerate())
+    assert not (tmp_path / "out" / "summary.json").exists()
+    seen: list[int] = []
+    done = in_a_loop(**wanted, listener=lambda event: seen.append(_committed(event)))
+    assert done.summary["rounds"] == 8
+    assert 1 not in seen  # it was committed before
+
+
+def _committed(event: Event) -> int:
+    return event.record.number if isinstance(event, RoundCommitted) else 0
+
+
+def test_whoever_awaits_has_the_loop_meanwhile_and_may_cancel(tmp_path: Path) -> None:
+    ticks: list[None] = []
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            ticks.append(None)
+
+    async def notebook() -> Run:
+        ticking = asyncio.create_task(tick())
+        begun = asyncio.Event()
+
+        def listen(event: Event) -> None:
+            if isinstance(event, RoundCommitted):
+                begun.set()
+
+        first = asyncio.create_task(simulate_async(**QUICK, rounds=40, out=tmp_path / "cancelled", listener=listen))
+        await begun.wait()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert not any(thread.name == "simulation" for thread in threading.enumerate())
+        done = await simulate_async(**QUICK, rounds=1, out=tmp_path / "out")
+        ticking.cancel()
+        return done
+
+    assert asyncio.run(notebook()).summary["rounds"] == 1
+    assert len(ticks) > 10
+    assert not (tmp_path / "cancelled" / "summary.json").exists()
+
+
+def test_an_error_of_the_listener_stops_the_run(tmp_path: Path) -> None:
+    def fail(event: Event) -> None:
+        if not isinstance(event, Listening):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        in_a_loop(**QUICK, rounds=40, out=tmp_path / "out", listener=fail)
+    assert not any(thread.name == "simulation" for thread in threading.enumerate())
+
+
+# --- studies ----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_and_changes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from secure_fl.api.simulate import _study
+
+    path = tmp_path / "trial.toml"
+    path.write_text('[study]\nname = "trial"\nrounds = 7\n[strategy]\nname = "fedprox"\nmu = 0.5\nepochs = 3\n')
+    study = _study(str(path), {"strategy.epochs": 2}, {"rounds": 1, "nodes": None})
+    assert (study.study.name, study.study.rounds, study.strategy.settings) == ("trial", 1, {"mu": 0.5, "epochs": 2})
+    assert study.metrics.share == "per-node"  # one person plays every site
+    assert _study({"metrics": "aggregate"}, {}, {}).metrics.share == "aggregate"
+    assert _study(Study.of(metrics="none"), {}, {"rounds": 3}).metrics.share == "none"
+    monkeypatch.chdir(tmp_path)
+    from secure_fl.api.simulate import new_folder
+
+    first = new_folder("trial")
+    monkeypatch.setattr("time.strftime", lambda _: first.name.removeprefix("trial-"))
+    first.mkdir(parents=True)
+    assert new_folder("trial").name == f"{first.name}-2"
