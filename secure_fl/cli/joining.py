@@ -206,6 +206,8 @@ def _tell_begun(newcomer: Newcomer) -> None:
     request, file = newcomer.request, newcomer.file
     typer.echo(f"wrote {file}: read it, and change what this {_who(newcomer.role)} decides otherwise")
     typer.echo(f"made two private keys, which stay in {newcomer.folder.resolve()}")
+    typer.echo("compare by telephone, too, before the authority hands out its reply: the key of this request is")
+    typer.echo(f"  {newcomer.key}")
     for task in newcomer.tasks:
         typer.echo(f"copied {task.path.name}: this code will run here; `secure-fl node approve` shows its SHA-256")
     for one in newcomer.datasets:
