@@ -85,6 +85,24 @@ def test_a_hash_that_nobody_has_offered_is_approved_in_advance_and_said_so(
     check(made, path)
 
 
+def test_a_first_model_that_the_seed_does_not_make_is_told_before_the_node_takes_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lead whose client sends a model of its choosing says that the seed made it; the coordinator cannot know."""
+    made, path = site(tmp_path, "ask")
+    store = NodeStore(NodeFile.read(path).state_folder)
+
+    def approved(**said: str) -> str:
+        study = made.study.model_copy(update={"study": made.study.study.model_copy(update=said)})
+        store.keep_offer(study.id, study.canonical())
+        assert desk.main(["approve", str(path), study.id]) == 0
+        return capsys.readouterr().out
+
+    assert "WARNING" not in approved()
+    assert "WARNING: it does not start from the model that its seed makes here" in approved(initial="ab" * 32)
+    assert "WARNING" not in approved(initial="ab" * 32, start="given")  # Nobody says that the seed made it.
+
+
 @pytest.mark.parametrize("roster", ["without", "another certificate"])
 def test_a_study_without_this_site_is_not_approved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], roster: str
