@@ -221,8 +221,12 @@ def _tell_begun(newcomer: Newcomer) -> None:
 
 def _accept(reply: Invitation, role: str, out: Path) -> None:
     file = out / FILES[role]
+    first = not (out / "ca.pem").exists()  # without an invitation: nobody has compared the authority yet
     certificate = joining.accept_reply(reply, role=role, file=file)
     typer.echo(f"{role} {certificate.name!r} of {reply.consortium!r}, until {certificate.not_after:%Y-%m-%d}")
+    if first:
+        typer.echo("this machine believes this authority from now on; compare by telephone, digit by digit:")
+        typer.echo(f"  {_groups(reply.authority_fingerprint)}")
     typer.echo(f"check it: secure-fl doctor {file}")
     if role == "operator":
         typer.echo("next, here: secure-fl study new STUDY.toml --roster roster.toml")

@@ -195,6 +195,17 @@ def test_a_reply_of_another_authority_is_refused(tmp_path: Path, reply: Path, mo
         assert (site / "ca.pem").read_bytes() == evil.ca_pem
 
 
+def test_without_an_invitation_the_authority_of_the_reply_is_shown_once(tmp_path: Path, reply: Path) -> None:
+    """Whoever has the request can answer it: only a person can tell whose authority that was."""
+    with on(tmp_path / "a"):
+        run("node", "new", "a", *DIALED)
+        run("pki", "sign", reply.parent / "pki", "node-a.csr.pem", "--out", reply)
+        shown = Invitation.read(reply / "node-a.reply.toml", now=utc_now()).authority_fingerprint
+        said = run("node", "join", reply / "node-a.reply.toml")
+        assert shown in said.replace(" ", "")
+        assert shown not in run("node", "join", reply / "node-a.reply.toml").replace(" ", "")
+
+
 def test_a_second_invitation_of_another_authority_is_refused(tmp_path: Path, reply: Path) -> None:
     evil = Authority.create(tmp_path / "evil", consortium="Heart Study")
     with on(tmp_path / "a") as site:
