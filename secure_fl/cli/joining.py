@@ -20,7 +20,11 @@ from secure_fl.operations import joining
 from secure_fl.operations.joining import Newcomer, TaskCopy
 from secure_fl.operations.party_templates import FILES, Dataset
 
-operator = typer.Typer(name="operator", help="Set up a study lead; `secure-fl study` then works with the coordinator.")
+operator = typer.Typer(
+    name="operator",
+    help="Set up a study lead; `secure-fl study` then works with the coordinator.",
+    no_args_is_help=True,
+)
 
 Name = Annotated[str, typer.Argument(help="Lower-case name, for example hospital-a.")]
 Hosts = Annotated[
