@@ -69,7 +69,9 @@ def sign(
     ] = "",
     days: Annotated[int, typer.Option("--days", help="Lifetime of the certificates.")] = 365,
     out: Annotated[Path, typer.Option("--out", help="Folder for what is handed out.")] = Path("reply"),
-    renew: Annotated[bool, typer.Option("--renew", help="Also for names that have a valid certificate, and for the same keys.")] = False,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Also for names that have a valid certificate, and for the same keys.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Sign requests of parties you know, and write what to hand out: replies, and an invitation or the roster.
