@@ -76,7 +76,7 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
         if study is not None:
             keep_terms(store, study)
         sys.stdout.write(f"approved: {study_id}{f' ({study.study.name})' if study else ''}\n")
-        for line in (*code, *price, *(_doubts(file, store, study) if study is not None else ()), *first_model(study)):
+        for line in (*code, *price, *(_doubts(file, store, study) if study is not None else ())):
             sys.stdout.write(f"  {line}\n")
         if store.offered(study_id) is None:
             sys.stdout.write(
@@ -84,6 +84,7 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
             )
             if study is None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
+                sys.stdout.write("  → neither its code nor its first model was looked at: approve it once more then\n")
 
 
 def _doubts(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
@@ -132,26 +133,6 @@ def approval_of(study: Study | None) -> tuple[Approval, tuple[str, ...]]:
     if given.file:
         return given, (f"task {name}: the file with sha256:{given.file}, and no other",)
     return given, (f"task {name}: {code.text}",)
-
-
-def first_model(study: Study | None) -> tuple[str, ...]:
-    """A warning where a study says that its seed makes the model it starts from, and here it makes another one.
-
-    Nobody else looks: a coordinator has no code of the task. Another release of torch, or another processor, makes
-    other numbers too, so that this is for a person to decide.
-    """
-    if study is None or study.study.start != "seed":  # Of a model that the lead brings, `study show` tells.
-        return ()
-    from secure_fl.study.start import outline_of
-
-    task = tasks.create(study.task.name, study.task.settings)
-    if outline_of(task, study.make_strategy(), study.study.seed).digest.hex() == study.study.initial:
-        return ()
-    return (
-        "WARNING: it does not start from the model that its seed makes here. Either torch or the processor is another "
-        "one than the lead's, or the lead chose the model.",
-        "Whoever chooses a model can choose one that makes updates tell more. Ask the lead before the node takes part.",
-    )
 
 
 def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:

@@ -70,11 +70,13 @@ def test_a_hash_that_nobody_has_offered_is_approved_in_advance_and_said_so(
     told = capsys.readouterr().out
     assert "this node has not been offered such a study yet" in told
     assert "compare the hash" in told
+    assert "neither its code nor its first model was looked at" in told
     assert desk.main(["approve", str(path), str(made.folder / "study.toml")]) == 0  # Of a file, the name is known.
     told = capsys.readouterr().out
     assert told.startswith(f"approved: {made.study.id} (study)\n")
     assert "this node has not been offered such a study yet" in told
     assert "compare the hash" not in told
+    assert "looked at" not in told
     store.keep_offer(made.study.id, made.study.canonical())
     assert desk.main(["approve", str(path), made.study.id]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
@@ -83,24 +85,6 @@ def test_a_hash_that_nobody_has_offered_is_approved_in_advance_and_said_so(
     assert re.fullmatch(r"  task digits: secure-fl \S+, source sha256:[0-9a-f]{64}", code)
     assert rest == ["  no differential privacy: nothing limits how much its results can reveal about single records"]
     check(made, path)
-
-
-def test_a_first_model_that_the_seed_does_not_make_is_told_before_the_node_takes_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A lead whose client sends a model of its choosing says that the seed made it; the coordinator cannot know."""
-    made, path = site(tmp_path, "ask")
-    store = NodeStore(NodeFile.read(path).state_folder)
-
-    def approved(**said: str) -> str:
-        study = made.study.model_copy(update={"study": made.study.study.model_copy(update=said)})
-        store.keep_offer(study.id, study.canonical())
-        assert desk.main(["approve", str(path), study.id]) == 0
-        return capsys.readouterr().out
-
-    assert "WARNING" not in approved()
-    assert "WARNING: it does not start from the model that its seed makes here" in approved(initial="ab" * 32)
-    assert "WARNING" not in approved(initial="ab" * 32, start="given")  # Nobody says that the seed made it.
 
 
 @pytest.mark.parametrize("roster", ["without", "another certificate"])
