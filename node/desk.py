@@ -84,6 +84,7 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
             )
             if study is None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
+                sys.stdout.write("  → neither its code nor its first model was looked at: approve it once more then\n")
 
 
 def _doubts(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
