@@ -101,7 +101,7 @@ def export(
     trained = f"{done.rounds_done} of {done.rounds_planned} rounds" if done.rounds_done else "untrained"
     typer.echo(f"{out}: version {done.version}, {trained}; card: {done.card}")
     if done.names != "torch":
-        typer.echo("its tensors are named block/tensor: the study's task is not installed here (docs/python.md)")
+        typer.echo("its tensors are named block/tensor: the task is no package installed here; load_model reads them")
 
 
 def report(

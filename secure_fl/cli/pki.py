@@ -99,7 +99,10 @@ def sign(
     facts = [_describe(certificate) | {"reply": str(reply)} for certificate, reply, _ in signed]
     lines = [line for one in signed for line in _told_signed(*one)]
     _report(
-        {"signed": facts, "written": list(map(str, written))}, as_json, *lines, *(f"wrote {path}" for path in written)
+        {"signed": facts, "written": list(map(str, written))},
+        as_json,
+        *lines,
+        *(_told_written(path) for path in written),
     )
 
 
@@ -249,6 +252,13 @@ def _told_signed(certificate: Certificate, reply: Path, before: set[str]) -> Ite
     yield f"{certificate.role} {certificate.name!r} until {certificate.not_after:%Y-%m-%d}: hand out {reply}"
     if before and certificate.fingerprint not in before:
         yield "  its keys are new: studies that are under way do not know them, and go on without this party"
+
+
+def _told_written(path: Path) -> str:
+    if path.name != "invitation.toml":
+        return f"wrote {path}"
+    where = read_toml(path)["invitation"]["coordinator"]
+    return f"wrote {path}: it sends sites to {where} (`secure-fl pki invite` writes one for another address)"
 
 
 def _hand_out(authority: Authority, signed: Sequence[Certificate], address: str, out: Path) -> list[Path]:
