@@ -7,6 +7,7 @@ from pathlib import Path
 
 from secure_fl.errors import StorageError
 from secure_fl.files import write_atomically
+from secure_fl.identity.certificates import Certificate
 from secure_fl.messages import parse
 from secure_fl.protect.cohort.agreements import agreement_in
 from secure_fl.rpc.protect_cohort_pb2 import Agreement, Agreements, Manifest
@@ -18,7 +19,9 @@ class KnownAgreements:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "agreements.bin"
         self._lock = threading.Lock()
-        self._known: dict[bytes, Agreement] = {}  # by certificate
+        # By site, the first one: it holds for the whole study. A site makes itself as many certificates for its key as
+        # it likes, and only other sites ask who issued them; all of them together would be too long to pass on.
+        self._known: dict[str, Agreement] = {}
 
     def load(self) -> None:
         """Read what an earlier life of the coordinator was given. Raises `StorageError`. Blocks."""
@@ -28,19 +31,19 @@ class KnownAgreements:
             found = parse(Agreements, self._path.read_bytes()).agreements
         except OSError as error:
             raise StorageError(f"{self._path}: cannot be read ({error.strerror})") from error
-        self._known = {agreement.certificate: agreement for agreement in found}
+        self._known = {Certificate.from_der(agreement.certificate).name: agreement for agreement in reversed(found)}
 
     def add(self, manifest: bytes) -> None:
         """From a manifest that was accepted. Raises `StorageError`. Blocks."""
-        agreement = agreement_in(parse(Manifest, manifest))
+        said = parse(Manifest, manifest)
         with self._lock:
-            if agreement.certificate in self._known:
+            if said.node in self._known:
                 return
-            self._known[agreement.certificate] = agreement
+            self._known[said.node] = agreement_in(said)
             write_atomically(self._path, self.passed_on)
 
     @property
     def passed_on(self) -> bytes:
         """All of them, as sites are told."""
-        known = [self._known[certificate] for certificate in sorted(self._known)]
+        known = [self._known[name] for name in sorted(self._known)]
         return Agreements(agreements=known).SerializeToString(deterministic=True)

@@ -41,6 +41,10 @@ class Agreements:
         file = TaskFile(path=path, sha256="" if given is None else given.file)
         try:
             file.read()
+            if given is not None and not given.file:  # by its hash alone, before this node knew which task it has
+                raise CodeChangedError(
+                    f"study {study.study.name!r} was approved before anybody saw here which code it runs"
+                )
         except CodeChangedError:
             self._accountant.refused(study.id, number, RefusedError.code)
             raise

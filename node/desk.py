@@ -67,6 +67,9 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
     # All of them first: where one is not understood, or could not be meant, none is approved.
     chosen = [_chosen(file, store, study) for study in studies]
     costs = [cost_here(file, store, study) if study is not None else () for _, study in chosen]
+    for _, study in chosen:
+        if study is not None:
+            require_own_start(study)
     for (study_id, study), price in zip(chosen, costs, strict=True):
         given, code = approval_of(study)
         store.approve(study_id, given)
@@ -81,6 +84,7 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
             )
             if study is None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
+                sys.stdout.write("  → neither its code nor its first model was looked at: approve it once more then\n")
 
 
 def _doubts(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
@@ -98,6 +102,26 @@ def code_here(study: Study) -> TaskCode:
     from secure_fl.tasks.code_digest import task_code  # torch, which `status` does not wait for
 
     return task_code(type(tasks.create(study.task.name, study.task.settings)), type(study.make_strategy()))
+
+
+def require_own_start(study: Study) -> None:
+    """Raise `RefusedError` where a study says that its first model comes from its seed, and it does not.
+
+    Weights that somebody chose can make what a site sends say more than weights drawn at random. A study may bring some
+    (`study.start = "given"`), but it has to say so.
+    """
+    from secure_fl.study.start import outline_of  # torch
+
+    if study.study.start != "seed":
+        return
+    task = tasks.create(study.task.name, study.task.settings)
+    if outline_of(task, study.make_strategy(), study.study.seed).digest.hex() != study.study.initial:
+        raise RefusedError(
+            f"the first model of study {study.study.name!r} is not the one that its seed makes here; "
+            "nothing was approved",
+            advice="another version of torch or of the task may be installed where the study was written: use the "
+            'same. A study that brings a model of its own says so: start = "given" in [study]',
+        )
 
 
 def approval_of(study: Study | None) -> tuple[Approval, tuple[str, ...]]:

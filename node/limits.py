@@ -7,13 +7,17 @@ the node enforces, so the node writes down what it began with.
 from __future__ import annotations
 
 import json
+import logging
 from typing import TypeAlias
 
 from pydantic import TypeAdapter
 
 from node.config import NodeFile
 from node.store import NodeStore, read_json
+from secure_fl.errors import StorageError
 from secure_fl.files import is_held, private_folder, write_private
+
+log = logging.getLogger(__name__)
 
 Limit: TypeAlias = tuple[float | None, float | None]  # ε and δ; None: no limit
 
@@ -22,9 +26,12 @@ _FILE = "limit.json"
 
 
 def keep_limit(file: NodeFile, store: NodeStore) -> None:
-    """For a node that starts. Raises `StorageError`."""
-    private_folder(store.folder)
-    write_private(store.folder / _FILE, json.dumps(_limit(file)).encode())
+    """For a node that starts. Where the disk is full it starts all the same: this is for the desk alone."""
+    try:
+        private_folder(store.folder)
+        write_private(store.folder / _FILE, json.dumps(_limit(file)).encode())
+    except StorageError as error:
+        log.warning("which limit this node keeps could not be written down: %s", error.message)
 
 
 def limit_doubt(file: NodeFile, store: NodeStore) -> str:

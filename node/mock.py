@@ -93,7 +93,7 @@ def _require_new(out: Path, source: Path) -> None:
 
 
 def _require_allowed(file: NodeFile, task: str) -> None:
-    if task not in file.policy.tasks and not tasks.is_installed_id(task):
+    if not file.allows_task(task):
         raise RefusedError(f"task {task!r} is not allowed by [policy] tasks")
 
 
@@ -166,11 +166,9 @@ def _show(schema: Schema, values: dict[str, Values], reads: str, options: argpar
         first = np.asarray(values[column.name]).reshape(-1)[:_SHOWN].tolist()
         write(f"  {column.text}; begins {', '.join(map(_short, first))}\n")
     write("What it reveals:\n" + "".join(f"  - {line}\n" for line in schema.reveals))
-    write(
-        "What it does not: values, ranges, how many rows there are, how many classes occur.\n"
-        if not options.ranges
-        else "What it does not: how many rows there are.\n"
-    )
+    hidden = [] if options.ranges else ["values", "ranges", "how many classes occur"]
+    hidden += [] if schema.counts else ["how many rows there are"]
+    write(f"What it does not: {', '.join(hidden)}.\n" if hidden else "")
     write(f"{reads}\n" if reads else "")
 
 

@@ -40,6 +40,7 @@ class Column:
     shorter: int = 0  # how many different lengths of arrays are longer
     scalar: bool = False  # one value, and no rows
     ranges: tuple[Range, ...] = ()  # of each place of a row's last axis; empty: not looked at
+    counts: bool = False  # a row is as long as some array has rows: its shape may say how many there are
 
     @property
     def text(self) -> str:
@@ -59,6 +60,11 @@ class Schema:
     header: bool = True  # csv: whether the first line has names
 
     @property
+    def counts(self) -> tuple[str, ...]:
+        """Arrays by whose shape somebody may know how many rows there are: records in columns, or pairs of records."""
+        return tuple(column.name for column in self.columns if column.counts)
+
+    @property
     def reveals(self) -> tuple[str, ...]:
         """What whoever has a mock knows of the data."""
         if self.form == "npz":
@@ -71,6 +77,11 @@ class Schema:
                 "the names of the columns, in their order" if self.header else "how many columns there are",
                 "of each column whether its values are mostly whole numbers, other numbers or text",
             ]
+        if self.counts:
+            said.append(
+                f"REVEALING: perhaps how many rows there are, by the shape of {', '.join(self.counts)} "
+                "(a row there is as long as an array has rows)"
+            )
         if any(column.ranges for column in self.columns):
             said.append(
                 "REVEALING (--ranges): the smallest and largest value of each column, which are single records'"
@@ -160,6 +171,7 @@ def _array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], lengths: Seq
         dtype="" if kind == "text" else dtype.str,
         shape=shape[1:],
         shorter=lengths.index(shape[0]) if shape else 0,
+        counts=not {1, *shape[1:]}.isdisjoint(set(lengths) - {1}),
         scalar=not shape,
     )
 

@@ -20,7 +20,11 @@ from secure_fl.operations import joining
 from secure_fl.operations.joining import Newcomer, TaskCopy
 from secure_fl.operations.party_templates import FILES, Dataset
 
-operator = typer.Typer(name="operator", help="Set up a study lead; `secure-fl study` then works with the coordinator.")
+operator = typer.Typer(
+    name="operator",
+    help="Set up a study lead; `secure-fl study` then works with the coordinator.",
+    no_args_is_help=True,
+)
 
 Name = Annotated[str, typer.Argument(help="Lower-case name, for example hospital-a.")]
 Hosts = Annotated[
@@ -206,6 +210,8 @@ def _tell_begun(newcomer: Newcomer) -> None:
     request, file = newcomer.request, newcomer.file
     typer.echo(f"wrote {file}: read it, and change what this {_who(newcomer.role)} decides otherwise")
     typer.echo(f"made two private keys, which stay in {newcomer.folder.resolve()}")
+    typer.echo("compare by telephone, too, before the authority hands out its reply: the key of this request is")
+    typer.echo(f"  {newcomer.key}")
     for task in newcomer.tasks:
         typer.echo(f"copied {task.path.name}: this code will run here; `secure-fl node approve` shows its SHA-256")
     for one in newcomer.datasets:
@@ -221,8 +227,12 @@ def _tell_begun(newcomer: Newcomer) -> None:
 
 def _accept(reply: Invitation, role: str, out: Path, *, serve: bool = False) -> None:
     file = out / FILES[role]
+    first = not (out / "ca.pem").exists()  # without an invitation: nobody has compared the authority yet
     certificate = joining.accept_reply(reply, role=role, file=file)
     typer.echo(f"{role} {certificate.name!r} of {reply.consortium!r}, until {certificate.not_after:%Y-%m-%d}")
+    if first:
+        typer.echo("this machine believes this authority from now on; compare by telephone, digit by digit:")
+        typer.echo(f"  {_groups(reply.authority_fingerprint)}")
     typer.echo(f"check it: secure-fl doctor {file}")
     if role == "operator":
         typer.echo("next, here: secure-fl study new STUDY.toml --roster roster.toml")

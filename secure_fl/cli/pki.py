@@ -69,7 +69,9 @@ def sign(
     ] = "",
     days: Annotated[int, typer.Option("--days", help="Lifetime of the certificates.")] = 365,
     out: Annotated[Path, typer.Option("--out", help="Folder for what is handed out.")] = Path("reply"),
-    renew: Annotated[bool, typer.Option("--renew", help="Also for names that have a valid certificate.")] = False,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Also for names that have a valid certificate, and for the same keys.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Sign requests of parties you know, and write what to hand out: replies, and an invitation or the roster.
@@ -90,13 +92,12 @@ def sign(
             _address(subject, address)
     signed = []
     for role, name, request in agreed:
-        before = {one.fingerprint for one in authority.certificates(role) if one.name == name}
         certificate = authority.issue_from_request(request, role=role, name=name, days=days, renew=renew)
         reply = out / f"{certificate.subject.stem}.reply.toml"
         write_atomically(reply, authority.reply(certificate).encode())
-        signed.append((certificate, reply, before))
-    written = _hand_out(authority, [certificate for certificate, _, _ in signed], address, out)
-    facts = [_describe(certificate) | {"reply": str(reply)} for certificate, reply, _ in signed]
+        signed.append((certificate, reply))
+    written = _hand_out(authority, [certificate for certificate, _ in signed], address, out)
+    facts = [_describe(certificate) | {"reply": str(reply)} for certificate, reply in signed]
     lines = [line for one in signed for line in _told_signed(*one)]
     _report(
         {"signed": facts, "written": list(map(str, written))},
@@ -248,10 +249,9 @@ def _agreed(path: Path) -> tuple[str, str]:
     return role, name
 
 
-def _told_signed(certificate: Certificate, reply: Path, before: set[str]) -> Iterator[str]:
+def _told_signed(certificate: Certificate, reply: Path) -> Iterator[str]:
     yield f"{certificate.role} {certificate.name!r} until {certificate.not_after:%Y-%m-%d}: hand out {reply}"
-    if before and certificate.fingerprint not in before:
-        yield "  its keys are new: studies that are under way do not know them, and go on without this party"
+    yield f"  its key: {certificate.fingerprint}; compare by telephone, before you hand it out"
 
 
 def _told_written(path: Path) -> str:

@@ -153,7 +153,8 @@ class Authority:
         Raises `CertificateError` if the role already has a valid certificate under this name, unless `renew`.
         """
         request, tls_key, signing_key = make_request(role, name, hosts=hosts)
-        certificate = self.issue_from_request(request, days=days, renew=renew)
+        # Nobody can have exchanged these keys on the way: they were made here.
+        certificate = self.issue_from_request(request, days=days, renew=renew, any_keys=True)
         return Credential(certificate=certificate, tls_key=tls_key, signing_key=signing_key)
 
     def issue_from_request(
@@ -165,11 +166,13 @@ class Authority:
         hosts: Sequence[str] = (),
         days: int = 365,
         renew: bool = False,
+        any_keys: bool = False,
     ) -> Certificate:
         """Issue a certificate for a request whose signature, name, role and key binding are in order.
 
         `role` and `name` are what the consortium agreed to: a request for anything else is refused. `hosts`,
-        if given, replace the ones in the request. Raises `CertificateError` for every refusal.
+        if given, replace the ones in the request. A name that is known keeps its signing key, unless `any_keys`.
+        Raises `CertificateError` for every refusal.
         """
         request, subject, keys = self._agreed(csr_pem, role, name)
         if hosts:
@@ -178,8 +181,7 @@ class Authority:
         with self._locked():
             known = self._issued()
             self._refuse_keys(subject, keys, known)
-            if not renew:
-                self._refuse_second(subject, known)
+            self._refuse_second(subject, keys, known, renew=renew, any_keys=any_keys)
             certificate = self._sign(request, subject, span)
             self._keep(certificate)
         return certificate
@@ -210,8 +212,7 @@ class Authority:
         subject, keys = self._agreed(csr_pem, role, name)[1:]
         known = self._issued()
         self._refuse_keys(subject, keys, known)
-        if not renew:
-            self._refuse_second(subject, known)
+        self._refuse_second(subject, keys, known, renew=renew)
         return subject
 
     def certificates(self, role: str) -> tuple[Certificate, ...]:
@@ -298,15 +299,34 @@ class Authority:
                     advice="ask for a request with keys of its own",
                 )
 
-    def _refuse_second(self, subject: Subject, known: Sequence[Certificate]) -> None:
-        revoked = self._crl().serials()
-        for one in known:
-            same = (one.role, one.name) == (subject.role, subject.name)
-            if same and one.serial not in revoked and one.not_after >= self._now():
+    def _refuse_second(
+        self,
+        subject: Subject,
+        keys: frozenset[bytes],
+        known: Sequence[Certificate],
+        *,
+        renew: bool,
+        any_keys: bool = False,
+    ) -> None:
+        """A name has one certificate unless it is renewed, and one signing key until that is revoked.
+
+        A request comes by mail, and whoever exchanges it on the way is that party in every later study. A renewal
+        shows by its own key that it is no such request.
+        """
+        revoked, who = self._crl().serials(), f"{subject.role} {subject.name!r}"
+        same = [c for c in known if (c.role, c.name) == (subject.role, subject.name) and c.serial not in revoked]
+        for one in same if not renew else ():
+            if one.not_after >= self._now():
                 raise CertificateError(
-                    f"{subject.role} {subject.name!r} has a certificate until {one.not_after:%Y-%m-%d}",
+                    f"{who} has a certificate until {one.not_after:%Y-%m-%d}",
                     advice="revoke it first, or sign with --renew to give it another one",
                 )
+        if same and not any_keys and keys.isdisjoint(one.signing_public for one in same):
+            raise CertificateError(
+                f"the request of {who} is for another key than the one it is known by",
+                advice="ask the party by telephone; a renewal (`secure-fl pki renew`) has the same keys, and if it "
+                "needs new ones, revoke its name first",
+            )
 
     def _sign(self, request: x509.CertificateSigningRequest, subject: Subject, span: timedelta) -> Certificate:
         """Sign the certificate. Of the request only the key, the subject and the binding are taken over."""

@@ -62,9 +62,12 @@ def utc_now() -> datetime:
 def parse_host(host: str) -> x509.GeneralName:
     """A DNS name or IP address as it stands in a certificate; `CertificateError` for anything else."""
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        address = ipaddress.ip_address(host)
+        if "%" not in host:  # Python takes anything at all for an interface's name, line breaks included.
+            return x509.IPAddress(address)
     except ValueError:
-        labels = host.lower().split(".")
+        pass
+    labels = host.lower().split(".")
     if len(host) > 253 or not all(map(_LABEL.fullmatch, labels)):
         # Wildcards fall in here too: a certificate names the machines it is for.
         raise CertificateError(f"{host!r} is not a host", advice="give a DNS name or an IP address, without a port")

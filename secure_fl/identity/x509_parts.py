@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime, timedelta
 
 from cryptography import x509
@@ -28,6 +29,12 @@ def read_request(pem: bytes) -> tuple[x509.CertificateSigningRequest, Subject, f
             advice="the site makes one with `secure-fl node join`, `node new` or `pki renew`",
         ) from error
     return request, subject, frozenset((signing_public, tls_public_bytes(request.public_key())))
+
+
+def request_fingerprint(pem: bytes) -> str:
+    """The fingerprint that a certificate for this request will have. Raises `CertificateError`."""
+    request, _, _ = read_request(pem)
+    return hashlib.sha256(read_identity(request)[1]).hexdigest()
 
 
 def self_signed(

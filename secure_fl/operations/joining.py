@@ -25,6 +25,7 @@ from secure_fl.identity.credential import (
 from secure_fl.identity.invitation import Invitation, authority_fingerprint, require_address
 from secure_fl.identity.party_file import OwnIdentity
 from secure_fl.identity.signing import SigningKey
+from secure_fl.identity.x509_parts import request_fingerprint
 from secure_fl.operations import party_templates
 from secure_fl.operations.party_templates import FILES, Dataset
 from secure_fl.secret import Secret
@@ -91,6 +92,11 @@ class Newcomer:
     def request(self) -> Path:
         """Where its request goes."""
         return self.folder / f"{self.role}-{self.name}.csr.pem"
+
+    @property
+    def key(self) -> str:
+        """The fingerprint of the key in its request: what to compare with the authority. Raises `CertificateError`."""
+        return request_fingerprint(read_file(self.request))
 
     def text(self) -> str:
         """What its file says."""

@@ -11,11 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 
+from coordinator.agreements import KnownAgreements
 from coordinator.machine import RoundMachine
 from node.carried import CarriedWork
+from node.past import PastSums
 from node.store import StudyStore
 from secure_fl.errors import LedgerError, ProtectionError, RefusedError, ReleaseRefusedError, SecureFLError
+from secure_fl.identity.certificates import bind, tls_public_bytes
+from secure_fl.identity.member import Member
 from secure_fl.messages import parse
 from secure_fl.protect.cohort import agreements as signed_agreements
 from secure_fl.protect.cohort import signed
@@ -29,7 +37,7 @@ from secure_fl.protect.uploads import coordinator, manifest, party
 from secure_fl.protect.versions import Origin, Version, require_one_history
 from secure_fl.results.record import StudyRecord
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.rpc.protect_cohort_pb2 import Agreement, Manifest
+from secure_fl.rpc.protect_cohort_pb2 import Agreement, Agreements, Manifest
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.settings import Study
 from tests.coordinator.test_site_flushes import entries_of, own_plans, play, require_sent_once
@@ -182,6 +190,34 @@ def test_the_coordinator_leaves_out_whom_the_others_would_refuse() -> None:
     assert result.cohort == ("n0", "n1", "n3", "n4")
 
 
+@protections
+def test_what_is_given_up_a_flush_repeated_without_one_site_shows_its_update(
+    tmp_path: Path, protection: Protection
+) -> None:
+    """No attack that is stopped: what `changing-cohorts` costs, as SECURITY.md and `study show` say it.
+
+    A coordinator opens a flush, says that nothing came of it, and opens it again without one site. Each site sends the
+    same integers, so that the difference is that site's, exactly. Every site remembers all it was part of.
+    """
+    opened = {}
+    for attempt, names in ((1, NAMES), (2, NAMES[1:])):
+        about = replace(flush(protection), attempt=attempt, invited=names)
+        about = replace(about, roster={name: about.roster[name] for name in names})
+        table = OpenedSites(about, {}, {})
+        for name in names:
+            its = replace(
+                host(name),
+                exceptions=frozenset({CHANGING_COHORTS}),
+                told=HISTORY[2:],
+                past=PastSums(tmp_path / f"{name}.json"),
+                agreed=frozenset(NAMES),
+            )
+            mine = replace(contribution(64, body=[7 + NAMES.index(name), 2, 3], head=[4, 5]), made_from=HISTORY[-1])
+            table.halves[name] = node_half(protection, about, mine, its)
+        opened[attempt] = table.opened().blocks["body"].total
+    assert [round(value) for value in opened[1] - opened[2]] == [7, 2, 3]  # what n0 gave
+
+
 # --- a site's own memory ----------------------------------------------------------------------------------------------
 
 
@@ -289,3 +325,34 @@ def test_who_is_not_there_is_shown_only_if_it_agreed(agreed: bool) -> None:
         return
     with pytest.raises(ReleaseRefusedError, match="n5 would be shown"):
         table.opened()
+
+
+def test_a_site_with_many_certificates_does_not_make_the_list_too_long_to_pass_on(tmp_path: Path) -> None:
+    """A site binds its key to as many TLS keys as it likes, and nobody but other sites asks who signed that."""
+    known, theirs = KnownAgreements(tmp_path), member("n1")
+    its = replace(host("n1"), exceptions=frozenset({CHANGING_COHORTS}))
+    said = signed.make_manifest(flush(Sealed()), its, protocol="sealed", blocks=(), extension=b"")
+    for number in range(3):
+        said.certificate = self_made(theirs, serial=number + 1)
+        roster = {"n1": theirs.certificate.fingerprint}
+        assert who_agreed([agreement_in(said)], study_id="5a" * 32, roster=roster) == {"n1"}
+        known.add(said.SerializeToString())
+    first = known.passed_on
+    assert len(parse(Agreements, first).agreements) == 1
+    again = KnownAgreements(tmp_path)
+    again.load()
+    assert again.passed_on == first
+
+
+def self_made(site: Member, *, serial: int) -> bytes:
+    """A certificate that a site signed itself, for the key by which others know it."""
+    subject, tls = site.certificate.subject, ec.generate_private_key(ec.SECP256R1())
+    name, now = subject.common_name(), site.certificate.not_before
+    made = (
+        x509.CertificateBuilder(name, name, tls.public_key(), serial, now, site.certificate.not_after)
+        .add_extension(x509.ExtendedKeyUsage([subject.usage]), critical=False)
+        .add_extension(subject.alternative_names(), critical=False)
+        .add_extension(bind(site.key, tls_public=tls_public_bytes(tls.public_key()), subject=subject), critical=False)
+        .sign(tls, hashes.SHA256())
+    )
+    return made.public_bytes(Encoding.DER)

@@ -16,6 +16,7 @@ from secure_fl.errors import CertificateError, SecureFLError, StorageError, Usag
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate, utc_now
 from secure_fl.identity.invitation import Invitation
+from secure_fl.identity.x509_parts import request_fingerprint
 from secure_fl.operations import joining
 from secure_fl.operations.operator import OperatorFile
 from tests.cli.consortium import found, on, run
@@ -130,6 +131,8 @@ def test_without_an_invitation_everything_is_said_by_flags(tmp_path: Path) -> No
     assert "next, on the authority's machine: secure-fl pki sign pki node-hospital-a.csr.pem" in said
     assert "then, here again: secure-fl node join node-hospital-a.reply.toml --out site" in said
     assert "ward.npz is not there yet" in said
+    # What the authority will print, too: a request that was exchanged on the way has another key.
+    assert request_fingerprint((tmp_path / "site" / "node-hospital-a.csr.pem").read_bytes()) in said
 
 
 def test_on_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +221,17 @@ def test_a_reply_of_another_authority_is_refused(tmp_path: Path, reply: Path, mo
         monkeypatch.setattr(joining, "_keep_newer_list", lambda *_: None)
         run("node", "join", "reply.toml")
         assert (site / "ca.pem").read_bytes() == evil.ca_pem
+
+
+def test_without_an_invitation_the_authority_of_the_reply_is_shown_once(tmp_path: Path, reply: Path) -> None:
+    """Whoever has the request can answer it: only a person can tell whose authority that was."""
+    with on(tmp_path / "a"):
+        run("node", "new", "a", *DIALED)
+        run("pki", "sign", reply.parent / "pki", "node-a.csr.pem", "--out", reply)
+        shown = Invitation.read(reply / "node-a.reply.toml", now=utc_now()).authority_fingerprint
+        said = run("node", "join", reply / "node-a.reply.toml")
+        assert shown in said.replace(" ", "")
+        assert shown not in run("node", "join", reply / "node-a.reply.toml").replace(" ", "")
 
 
 def test_a_second_invitation_of_another_authority_is_refused(tmp_path: Path, reply: Path) -> None:

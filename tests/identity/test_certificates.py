@@ -84,7 +84,9 @@ def test_an_accepted_name_is_one_path_component(name: str) -> None:
     assert not stem.startswith(".")
 
 
-@pytest.mark.parametrize("host", ["", "*.example.org", "a:443", "http://a", "a b", "a\r\nX: y", "a..b", "x" * 254])
+@pytest.mark.parametrize(
+    "host", ["", "*.example.org", "a:443", "http://a", "a b", "a\r\nX: y", "a..b", "x" * 254, "fe80::1%\r\nX: y"]
+)
 def test_hosts_that_are_refused(host: str) -> None:
     with pytest.raises(CertificateError, match="is not a host"):
         Subject(role="coordinator", name="hub", hosts=(host,))

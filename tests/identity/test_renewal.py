@@ -11,7 +11,7 @@ from secure_fl.errors import CertificateError
 from secure_fl.identity import credential
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate, Subject, TrustStore
-from secure_fl.identity.credential import Credential, load_tls_key, make_renewal
+from secure_fl.identity.credential import Credential, load_tls_key, make_renewal, make_request
 from tests.identity.conftest import Clock
 from tests.identity.forge import resign
 
@@ -90,3 +90,26 @@ def test_not_even_the_authority_makes_a_certificate_for_a_key_that_it_does_not_h
     thief = ec.generate_private_key(ec.SECP256R1()).public_key()
     with pytest.raises(CertificateError, match="not bound"):
         Certificate.from_der(resign(authority, north.certificate, public_key=thief))
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["shipped", "without the check"])
+@pytest.mark.parametrize("expired", [False, True], ids=["in time", "too late"])
+def test_a_request_that_was_exchanged_on_its_way_renews_nobody(
+    authority: Authority, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, checked: bool, expired: bool
+) -> None:
+    """A thief of mail sends a request of its own under the site's name, when a renewal is expected."""
+    before = authority.issue("node", "north", days=30).certificate
+    if expired:
+        clock.forward(days=31)
+    theirs, _, _ = make_request("node", "north")
+    if not checked:
+        monkeypatch.setattr(Authority, "_refuse_second", lambda *_, **__: None)
+        thief = authority.issue_from_request(theirs, role="node", name="north", renew=True)
+        # From now on the authority's list of sites has the thief in place of the site.
+        assert authority.certificates("node")[-1] == thief != before
+        return
+    for renew in (True, False) if expired else (True,):
+        with pytest.raises(CertificateError, match="another key than the one it is known by"):
+            authority.check_request(theirs, role="node", name="north", renew=renew)
+        with pytest.raises(CertificateError, match="another key than the one it is known by"):
+            authority.issue_from_request(theirs, role="node", name="north", renew=renew)

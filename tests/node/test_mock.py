@@ -111,6 +111,34 @@ def test_one_odd_record_does_not_change_a_mock(tmp_path: Path) -> None:
 # --- what it is good for ------------------------------------------------------------------------------------------
 
 
+def test_an_array_whose_shape_tells_how_many_records_there_are_is_named(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Distances of all pairs: one row of them is as long as there are records."""
+    pairs = {"x": np.zeros((37, 30)), "y": np.zeros(37, np.int64), "distances": np.zeros((37, 37))}
+    for arrays, tells in ((pairs, True), ({name: pairs[name] for name in "xy"}, False)):
+        np.savez(site.parent / "ward.npz", **arrays)  # type: ignore[arg-type]
+        out = site.parent / f"mock-{tells}.npz"
+        assert mock.main([str(site), "ward", "--out", str(out), "--yes"]) == 0
+        said = capsys.readouterr().out
+        assert ("REVEALING: perhaps how many rows there are, by the shape of distances" in said) == tells
+        assert ("how many rows there are." not in said) == tells
+        with np.load(out) as made_up:
+            assert any(37 in made_up[name].shape for name in made_up) == tells
+
+
+def test_a_task_in_a_file_that_the_site_listed_tries_the_mock(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site.parent / "ward_task.py").write_text("from secure_fl.tasks.breast_cancer import BreastCancer as Ward\n")
+    table = read_toml(site)
+    table["policy"]["tasks"] = ["ward_task.py:Ward"]
+    site.write_bytes(tomli_w.dumps(table).encode())
+    np.savez(site.parent / "ward.npz", x=np.zeros((40, 30), np.float32), y=np.arange(40) % 2)
+    command = [str(site), "ward", "--yes", "--out"]
+    assert mock.main([*command, str(site.parent / "mock.npz"), "--task", "ward_task:Ward"]) == 0
+    assert "task 'ward_task:Ward' reads it" in capsys.readouterr().out
+    assert mock.main([*command, str(site.parent / "mock-2.npz"), "--task", "ward_task:Other"]) == 7
+
+
 def test_a_mock_has_the_schema_of_the_data(tmp_path: Path) -> None:
     schema = read_npz_schema(npz(tmp_path / "one.npz", 2, 40))
     with np.load(io.BytesIO(made(schema, rows=80)), allow_pickle=False) as found:

@@ -155,7 +155,7 @@ def check_finished(machines: Machines, said: str) -> None:
     assert load((folder / "lead" / "wards.safetensors").read_bytes())
     card = (folder / "lead" / "wards.md").read_text()
     assert wards["study_id"] in card
-    assert "model version: 5" in card
+    assert "trained: 5 of 5 rounds" in card
     for study in ("second", "heart-4"):
         stopped = status(machines, study)
         assert (stopped["state"], stopped["reason"]) == ("aborted", "StudyStopped")

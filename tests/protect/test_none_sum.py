@@ -224,8 +224,8 @@ def test_no_method_of_the_coordinator_half_returns_one_nodes_contribution(kind: 
     assert get_type_hints(CoordinatorHalf.begin)["return"] is Ask
     assert get_type_hints(CoordinatorHalf.accept)["return"] is type(None)
     assert get_type_hints(CoordinatorHalf.close)["return"] == Ask | Opened
-    assert {field.name for field in fields(OpenedSums)} == {"blocks", "cohort", "blamed"}
-    assert {field.name for field in fields(CombinationsSent)} == {"recipients", "cohort", "blamed"}
+    assert {field.name for field in fields(OpenedSums)} == {"blocks", "cohort", "blamed", "bases"}
+    assert {field.name for field in fields(CombinationsSent)} == {"recipients", "cohort", "blamed", "bases"}
 
 
 def test_none_is_named_unsafe() -> None:

@@ -70,6 +70,7 @@ def write(path: Path, table: Mapping[str, object]) -> None:
     path.write_bytes(tomli_w.dumps(table).encode())
 
 
+@pytest.mark.slow  # Every test run carries out docs/operations.md, where the task is a file; here it is a package.
 @pytest.mark.timeout(240)
 def test_the_section_is_carried_out_as_written(tmp_path: Path) -> None:
     set_up(tmp_path)

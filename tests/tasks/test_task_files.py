@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from node import desk, doctor
+from node.agreements import Agreements
 from node.approvals import Approvals
 from node.config import NodeFile
 from node.service import Node
@@ -223,6 +224,32 @@ def test_a_node_runs_the_file_that_was_approved_refuses_a_changed_one_and_comes_
     entries = read_site_ledger(file.state_folder / "ledger.jsonl", authority=file.ca_pem(), site="site-01")
     kinds = [entry.kind for entry in entries]
     assert kinds == ["opened", "approved", "planned", "sent", "refused", "approved", "planned", "sent"]
+
+
+def test_a_study_that_was_approved_unseen_runs_no_file(tmp_path: Path) -> None:
+    """By its hash, before it was offered: nobody saw its task then, and any file in its place would run."""
+    fed, path = site(tmp_path, "../../../kept_in_a_file.py:Tiny")
+    assert desk.main(["approve", str(path), fed.study.id]) == 0
+    file = NodeFile.read(path)
+    approvals, accountant = Approvals(file.state_folder), NothingCounts()
+    write(tmp_path, 2)  # What the person at the desk has never seen.
+    agreements = Agreements(file, approvals, accountant)  # type: ignore[arg-type]
+    with pytest.raises(CodeChangedError, match="before anybody saw here which code it runs") as caught:
+        agreements.task_file(fed.study, number=1)
+    assert "`secure-fl node approve`" in (caught.value.hint or "")
+    assert accountant.refusals == [(fed.study.id, 1)]
+    assert desk.main(["approve", str(path), str(fed.workspace.folder / "study.toml")]) == 0
+    assert agreements.task_file(fed.study, number=1) is not None
+
+
+class NothingCounts:
+    """Notes refusals."""
+
+    def __init__(self) -> None:
+        self.refusals: list[tuple[str, int]] = []
+
+    def refused(self, study_id: str, number: int, _reason: str) -> None:
+        self.refusals.append((study_id, number))
 
 
 def test_the_training_process_checks_for_itself(tmp_path: Path) -> None:
