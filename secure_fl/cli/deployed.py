@@ -47,7 +47,12 @@ def submit(
     typer.echo(f"study {status['study_id']} is {status['state']}")
     if status["owner"] != lead.name:
         typer.echo(f"it was here before, submitted by {status['owner'] or 'nobody in particular'}")
-    typer.echo(f"every site approves it with: secure-fl node approve NODE.toml {status['study_id']}")
+    if status["state"] == "running":
+        typer.echo(f"every site approves it with: secure-fl node approve NODE.toml {status['study_id']}")
+    else:
+        typer.echo(
+            "it was here before, and a study runs once; to repeat it change `seed` in [study], and submit it again"
+        )
 
 
 def status(

@@ -111,7 +111,7 @@ def test_whoever_serves_at_once_is_not_told_to_serve(
     tmp_path: Path, reply: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[tuple[str, ...]] = []
-    monkeypatch.setattr(cli.processes, "become", lambda *arguments: served.append(arguments))
+    monkeypatch.setattr("secure_fl.cli.processes.become", lambda *arguments: served.append(arguments))
     with on(tmp_path / "a"):
         run("node", "join", reply / "invitation.toml", "--name", "a")
         run("pki", "sign", reply.parent / "pki", "node-a.csr.pem", "--out", reply)
