@@ -119,5 +119,7 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[np.float32]]:
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
+    except FileNotFoundError:
+        raise StorageError(f"{path}: there is no such file", advice="correct the path") from None
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error

@@ -240,13 +240,13 @@ def _tell(found: Audit, ledger: Path) -> None:
     if not found.datasets:
         typer.echo("nothing was planned, and nothing left")
     if found.witnessed:
-        typer.echo(f"{found.witnessed} heads that others noted were looked for")
+        typer.echo(f"{found.witnessed} notes of other sites about this ledger were compared with it")
     else:
         typer.echo("no witness: that the end was not cut off, or all of it rewritten, cannot be seen (--witness)")
     for note in found.notes:
         typer.echo(f"note: {note}")
     for fault in found.faults:
-        typer.echo(f"FAULT: entry {fault.entry} {fault.what}")
+        typer.echo(f"FAULT: entry {fault.entry}: {fault.what}")
     if found.ok:
         typer.echo("everything holds; that the site ran the stated code is not something a ledger can show")
 

@@ -47,7 +47,12 @@ def submit(
     typer.echo(f"study {status['study_id']} is {status['state']}")
     if status["owner"] != lead.name:
         typer.echo(f"it was here before, submitted by {status['owner'] or 'nobody in particular'}")
-    typer.echo(f"every site approves it with: secure-fl node approve NODE.toml {status['study_id']}")
+    if status["state"] == "running":
+        typer.echo(f"every site approves it with: secure-fl node approve NODE.toml {status['study_id']}")
+    else:
+        typer.echo(
+            "it was here before, and a study runs once; to repeat it change `seed` in [study], and submit it again"
+        )
 
 
 def status(
@@ -101,7 +106,7 @@ def export(
     trained = f"{done.rounds_done} of {done.rounds_planned} rounds" if done.rounds_done else "untrained"
     typer.echo(f"{out}: version {done.version}, {trained}; card: {done.card}")
     if done.names != "torch":
-        typer.echo("its tensors are named block/tensor: the study's task is not installed here (docs/python.md)")
+        typer.echo("its tensors are named block/tensor: the task is no package installed here; load_model reads them")
 
 
 def report(

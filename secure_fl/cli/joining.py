@@ -74,7 +74,7 @@ def join_coordinator(reply: Reply, authority: AuthorityOption = "", out: Out = P
 
     Example: secure-fl coordinator join coordinator-hub.reply.toml
     """
-    _accept(_read(reply, authority), "coordinator", out)
+    _accept(_read(reply, authority), "coordinator", out, serve=serve)
     if serve:
         processes.become("coordinator", str(out / FILES["coordinator"]))
 
@@ -134,7 +134,7 @@ def join_node(
         return
     if name or data or units or task:
         raise UsageError("--name, --data, --units and --task go with an invitation; this is a reply")
-    _accept(invitation, "node", out)
+    _accept(invitation, "node", out, serve=serve)
     if serve:
         processes.become("node", str(out / FILES["node"]))
 
@@ -217,13 +217,15 @@ def _tell_begun(newcomer: Newcomer) -> None:
     for one in newcomer.datasets:
         if not (newcomer.folder / one.path).exists():
             typer.echo(f"data set {one.id}: {one.path} is not there yet")
-    typer.echo(f"next, on the authority's machine: secure-fl pki sign pki {request.name}")
+    # Only this machine knows its port: an invitation without it would send every site to another one.
+    address = f" --address {newcomer.address}" if newcomer.role == "coordinator" else ""
+    typer.echo(f"next, on the authority's machine: secure-fl pki sign pki {request.name}{address}")
     folder = "" if newcomer.folder == Path() else f" --out {newcomer.folder}"
     stem = request.name.removesuffix(".csr.pem")
     typer.echo(f"then, here again: secure-fl {newcomer.role} join {stem}.reply.toml{folder}")
 
 
-def _accept(reply: Invitation, role: str, out: Path) -> None:
+def _accept(reply: Invitation, role: str, out: Path, *, serve: bool = False) -> None:
     file = out / FILES[role]
     first = not (out / "ca.pem").exists()  # without an invitation: nobody has compared the authority yet
     certificate = joining.accept_reply(reply, role=role, file=file)
@@ -235,7 +237,8 @@ def _accept(reply: Invitation, role: str, out: Path) -> None:
     if role == "operator":
         typer.echo("next, here: secure-fl study new STUDY.toml --roster roster.toml")
         return
-    typer.echo(f"next, here: secure-fl {role} serve {file} (if it is running: restart it)")
+    if not serve:
+        typer.echo(f"next, here: secure-fl {role} serve {file} (if it is running: restart it)")
 
 
 def _who(role: str) -> str:

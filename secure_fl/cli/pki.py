@@ -100,7 +100,10 @@ def sign(
     facts = [_describe(certificate) | {"reply": str(reply)} for certificate, reply in signed]
     lines = [line for one in signed for line in _told_signed(*one)]
     _report(
-        {"signed": facts, "written": list(map(str, written))}, as_json, *lines, *(f"wrote {path}" for path in written)
+        {"signed": facts, "written": list(map(str, written))},
+        as_json,
+        *lines,
+        *(_told_written(path) for path in written),
     )
 
 
@@ -249,6 +252,13 @@ def _agreed(path: Path) -> tuple[str, str]:
 def _told_signed(certificate: Certificate, reply: Path) -> Iterator[str]:
     yield f"{certificate.role} {certificate.name!r} until {certificate.not_after:%Y-%m-%d}: hand out {reply}"
     yield f"  its key: {certificate.fingerprint}; compare by telephone, before you hand it out"
+
+
+def _told_written(path: Path) -> str:
+    if path.name != "invitation.toml":
+        return f"wrote {path}"
+    where = read_toml(path)["invitation"]["coordinator"]
+    return f"wrote {path}: it sends sites to {where} (`secure-fl pki invite` writes one for another address)"
 
 
 def _hand_out(authority: Authority, signed: Sequence[Certificate], address: str, out: Path) -> list[Path]:

@@ -65,7 +65,7 @@ class Newcomer:
     def __post_init__(self) -> None:
         Subject(role=self.role, name=self.name, hosts=self.hosts)  # raises `CertificateError`
         if self.role == "coordinator":
-            require_address(f"{self.hosts[0]}:{self.port}")
+            require_address(self.address)
             return
         require_address(self.coordinator)
         if parse_fingerprint(self.fingerprint) is None:
@@ -81,6 +81,12 @@ class Newcomer:
     def file(self) -> Path:
         """Where its file goes."""
         return self.folder / FILES[self.role]
+
+    @property
+    def address(self) -> str:
+        """Of a coordinator: host:port at which sites reach it."""
+        first = self.hosts[0]
+        return f"{f'[{first}]' if ':' in first else first}:{self.port}"
 
     @property
     def request(self) -> Path:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from secure_fl import limits, tasks
-from secure_fl.errors import SettingsError
+from secure_fl.errors import SecureFLError, SettingsError, TaskUnavailableError
 from secure_fl.study.settings import Study
 from secure_fl.study.simulated import simulated_names
 from secure_fl.tasks.public import FOLDER
+
+if TYPE_CHECKING:
+    from secure_fl.tasks.base import LocalData, Task
+
+_ROWS = 8
 
 
 def require_data(study: Study) -> None:
     """Load the first simulated site's share. The division is one of all sites, so what is wrong with it shows here.
 
-    Raises `SettingsError` or `DataError`: no file, a partition that does not fit, too many sites.
+    Raises `SettingsError` or `DataError`: no file, a partition that does not fit, too many sites, a model that does not
+    fit the rows.
     """
     task = tasks.create(study.task.name, study.task.settings)
     simulation = study.simulation
@@ -40,4 +47,23 @@ def require_data(study: Study) -> None:
         seed=study.study.seed,
     )
     path = Path(simulation.path).resolve() if simulation.path else None
-    task.load(Source(path=path, format=simulation.format or None, share=share))
+    _require_fit(task, task.load(Source(path=path, format=simulation.format or None, share=share)), study)
+
+
+def _require_fit(task: Task, data: LocalData, study: Study) -> None:
+    """A few rows through the model. Simulated sites would wait for a repair that nobody makes, and not say of what."""
+    import torch
+
+    from secure_fl.tasks.model_blocks import seeded
+
+    rows, targets = data.train.inputs[:_ROWS], data.train.targets[:_ROWS]
+    try:
+        with seeded(study.study.seed), torch.no_grad():
+            task.loss(task.model().eval()(rows), targets)
+    except SecureFLError:
+        raise
+    except Exception as error:  # A task may fail in any way it likes. Here the rows are the user's own: quote it.
+        raise TaskUnavailableError(
+            f"the task {study.task.name!r} fails on the first rows: {type(error).__name__}: {error}",
+            advice=f"correct the task; `secure-fl task check {study.task.name}` says where it fails",
+        ) from error

@@ -12,6 +12,7 @@ from secure_fl.protect.past import CHANGING_COHORTS
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.settings import PLAIN_METRICS, Study
 from secure_fl.tasks.code_digest import task_code
+from secure_fl.tasks.files import shown_sha256
 from secure_fl.tasks.model_blocks import initial_blocks
 
 
@@ -21,6 +22,14 @@ class Explanation:
 
     heading: str
     sentences: tuple[str, ...]
+
+
+def _task_file(name: str) -> tuple[str, ...]:
+    digest = shown_sha256(name)
+    told = (
+        f"The task is a single file, here with sha256:{digest}; `secure-fl node approve` shows that of the site's own."
+    )
+    return (told,) if digest else ()
 
 
 def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...]:
@@ -47,6 +56,7 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
                 *_start(study),
                 f"The task's code here is {task_code(type(task), type(strategy)).text}. With the study a site approves "
                 "the code it has itself, and is asked again when that changes.",
+                *_task_file(study.task.name),
             ),
         ),
         Explanation(

@@ -109,7 +109,12 @@ def _load(name: str, target: str) -> type[Task]:
     try:
         found = attrgetter(attribute)(loaded)
     except AttributeError:
-        raise TaskUnavailableError(f"task {name!r}: module {module!r} has no {attribute!r}") from None
+        # Python takes a folder of that name for a module, too, and an empty one.
+        folder = getattr(loaded, "__file__", None) is None
+        raise TaskUnavailableError(
+            f"task {name!r}: module {module!r} has no {attribute!r}" + (" (it is a folder)" if folder else ""),
+            advice=f"run the command in the folder {module}" if folder else "correct the name after the colon",
+        ) from None
     if not (inspect.isclass(found) and issubclass(found, Task)):
         raise TaskUnavailableError(f"task {name!r}: {target} is not a subclass of secure_fl.tasks.base.Task")
     if inspect.isabstract(found):

@@ -66,6 +66,21 @@ def file_sha256(name: str) -> str:
     return "" if source is None else hashlib.sha256(source).hexdigest()
 
 
+def shown_sha256(name: str) -> str:
+    """What `sha256sum` shows of the file of a loaded `module:attribute` task; empty for one in a package.
+
+    For people who compare it over the telephone: a study lead has the file without a list that names it.
+    """
+    module = sys.modules.get(name.partition(":")[0])
+    file = getattr(module, "__file__", None)
+    if is_registered(name) or ":" not in name or file is None or getattr(module, "__package__", None):
+        return file_sha256(name)
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
 def load_module(name: str) -> ModuleType:
     """The module that has the task `name`, which is registered.
 

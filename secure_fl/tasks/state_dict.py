@@ -83,7 +83,7 @@ def read_model(path: Path, task: Task) -> nn.Module:
     if missing := sorted(travelling - given.keys()):
         raise LayoutMismatchError(
             f"{path}: tensor {missing[0]!r} of the task's model is not in the file",
-            advice="where sites keep a part of the model, load a site's own model (nodes/NAME/model.safetensors)",
+            advice=f"{_OTHER}; where sites keep a part of the model, load a site's own (nodes/NAME/model.safetensors)",
         )
     if unknown := sorted(given.keys() - wanted):
         raise LayoutMismatchError(f"{path}: tensor {unknown[0]!r} is not in the task's model", advice=_OTHER)

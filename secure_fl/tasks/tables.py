@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -55,10 +55,10 @@ def read_rows(
         table = _npz(path, expected, names) if _is_npz(source, path) else _csv(path, names)
         if len({len(values) for values in table.values()}) != 1:
             raise ValueError
-        inputs = np.stack([table[name].astype(np.float32) for name in columns], axis=1)
-        values = table[target].astype(np.float64)
     except (OSError, KeyError, TypeError, ValueError):
-        raise DataError(f"{path}: a column is missing, or has more than numbers; expected {expected}") from None
+        raise DataError(f"{path}: cannot be read as a table; expected {expected}") from None
+    inputs = np.stack([_numbers(path, name, table[name], np.float32) for name in columns], axis=1)
+    values = _numbers(path, target, table[target], np.float64)
     if not (np.isfinite(inputs).all() and np.isfinite(values).all()):
         raise DataError(f"{path}: values are missing or infinite", advice="fill in or leave out those rows")
     low, high = np.array(list(columns.values()), np.float32).T
@@ -76,7 +76,9 @@ def _is_npz(source: Source, path: Path) -> bool:
 
 def _csv(path: Path, names: _Names) -> dict[str, npt.NDArray[Any]]:
     with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+        table = csv.DictReader(file)
+        rows = list(table)
+    _require_columns(path, names, table.fieldnames or (), advice="columns are separated by commas, and named in line 1")
     return {name: np.array([row[name] for row in rows]) for name in names.all}
 
 
@@ -87,7 +89,24 @@ def _npz(path: Path, expected: str, names: _Names) -> dict[str, npt.NDArray[Any]
             raise ValueError
         groups = {names.groups: found["groups"]} if names.groups else {}
         return {**dict(zip(names.columns, found["x"].T, strict=True)), names.target: found["y"], **groups}
+    _require_columns(path, names, found, advice="an array of the .npz file for each column, or x and y")
     return {name: found[name] for name in names.all}
+
+
+def _require_columns(path: Path, names: _Names, found: Container[str], *, advice: str) -> None:
+    """Says what the task wants, never what the file has: without a header its first line is a record."""
+    if missing := [name for name in names.all if name not in found]:
+        raise DataError(f"{path}: has no column {', '.join(missing)}", advice=advice)
+
+
+def _numbers(path: Path, name: str, values: npt.NDArray[Any], kind: type[Any]) -> npt.NDArray[Any]:
+    try:
+        return values.astype(kind)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"{path}: column {name} has more than numbers in it",
+            advice="fill in or leave out rows with text or nothing there; decimals have a point",
+        ) from None
 
 
 def _classes(path: Path, target: str, values: npt.NDArray[np.float64], classes: int) -> npt.NDArray[np.int64]:

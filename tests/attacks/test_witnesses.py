@@ -120,7 +120,9 @@ def test_an_honest_ledger_is_confirmed_by_every_other_site(run: Run) -> None:
     for witness in run.witnesses:
         printed, error = run.verify(witness)
         assert error is None, printed
-        assert "3 heads that others noted were looked for" in printed  # two rounds and the closing one
+        assert (
+            "3 notes of other sites about this ledger were compared with it" in printed
+        )  # two rounds and the closing one
         assert "everything holds" in printed
 
 

@@ -91,6 +91,34 @@ def test_a_study_lead_and_a_coordinator_join_as_well(tmp_path: Path, reply: Path
     CoordinatorFile.read(tmp_path / "hub" / "coordinator.toml").check_identity("coordinator", now=utc_now())
 
 
+def test_the_port_of_a_coordinator_is_in_the_command_that_comes_next(tmp_path: Path) -> None:
+    """The authority cannot know it from the request, and the invitation sends every site there."""
+    with on(tmp_path / "hub"):
+        said = run("coordinator", "new", "hub", "--host", "fl.example.org", "--host", "10.0.0.1", "--port", "9000")
+        six = run("coordinator", "new", "six", "--host", "::1", "--port", "9001", "--out", "six")
+    assert "secure-fl pki sign pki coordinator-six.csr.pem --address [::1]:9001\n" in six
+    command = next(line for line in said.splitlines() if "pki sign" in line).partition("secure-fl ")[2]
+    assert command == "pki sign pki coordinator-hub.csr.pem --address fl.example.org:9000"
+    with on(tmp_path / "authority"):
+        run("pki", "init", "pki", "--consortium", "Heart Study")
+        (tmp_path / "hub" / "coordinator-hub.csr.pem").rename("coordinator-hub.csr.pem")
+        said = run(*command.split())
+        assert Invitation.read(Path("reply/invitation.toml"), now=utc_now()).coordinator == "fl.example.org:9000"
+    assert "wrote reply/invitation.toml: it sends sites to fl.example.org:9000" in said
+
+
+def test_whoever_serves_at_once_is_not_told_to_serve(
+    tmp_path: Path, reply: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[str, ...]] = []
+    monkeypatch.setattr("secure_fl.cli.processes.become", lambda *arguments: served.append(arguments))
+    with on(tmp_path / "a"):
+        run("node", "join", reply / "invitation.toml", "--name", "a")
+        run("pki", "sign", reply.parent / "pki", "node-a.csr.pem", "--out", reply)
+        said = run("node", "join", reply / "node-a.reply.toml", "--serve")
+    assert (served, "next, here" in said) == ([("node", "node.toml")], False)
+
+
 def test_without_an_invitation_everything_is_said_by_flags(tmp_path: Path) -> None:
     with on(tmp_path):
         said = run("node", "new", "hospital-a", *DIALED, "--data", "ward=data/ward.npz", "--out", "site")

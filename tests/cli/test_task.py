@@ -273,10 +273,23 @@ def test_the_command_exits_with_3_and_says_what_is_wrong() -> None:
     assert code == 3
     assert re.search(r"FAILED   same start everywhere: .*\n +→ draw in `model`", said)
     assert call("task", "check", "no_such_module:Task")[0] == 3
+    code, said = call("task", "check", f"{__name__}:Steady")
+    assert (code, "correct the name after the colon" in said) == (3, True)
     code, said = call("task", "check", "digits", "--set", "task.nothing=1")
     assert (code, "nothing" in said) == (3, True)
     code, said = call("task", "check", "breast-cancer")
     assert (code, "rows to train on" in said, "that come with the task" in said) == (0, True, True)
+
+
+def test_a_folder_that_python_takes_for_the_module_is_called_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`task new` makes such a folder, and the first command is easily given beside it."""
+    (tmp_path / "beside_it").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code, said = call("task", "check", "beside_it:Task")
+    sys.modules.pop("beside_it", None)
+    assert (code, "(it is a folder)" in said, "in the folder beside_it" in said) == (3, True, True)
 
 
 # --- rows of a table ------------------------------------------------------------------------------------------------
@@ -312,9 +325,9 @@ def test_a_table_is_the_same_in_every_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "match"),
     [
-        ({"height": (0.0, 1.0)}, {}, "a column is missing"),
+        ({"height": (0.0, 1.0)}, {}, "has no column height"),
         (COLUMNS, {"classes": 1}, "not classes from 0 to 0"),
-        ({"who": (0.0, 1.0)}, {}, "a column is missing, or has more than numbers"),
+        ({"who": (0.0, 1.0)}, {}, "column who has more than numbers in it"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused_without_quoting_it(
@@ -325,6 +338,11 @@ def test_a_table_that_does_not_fit_is_refused_without_quoting_it(
             read_rows(Source(path=path), columns=columns, target="outcome", **options)
     with pytest.raises(DataError, match=r"expected CSV or \.npz with numbers in"):
         read_rows(Source(path=tmp_path / "absent.csv"), columns=columns, target="outcome")
+    (tmp_path / "semicolons.csv").write_text("age;bmi;outcome\n71;33;1\n")
+    with pytest.raises(DataError, match="has no column") as caught:
+        read_rows(Source(path=tmp_path / "semicolons.csv"), columns=columns, target="outcome", **options)
+    assert "commas" in caught.value.hint
+    assert "71" not in f"{caught.value} {caught.value.hint}".replace(str(tmp_path), "")
     np.savez(tmp_path / "odd.npz", x=np.zeros((3, 5)), y=np.zeros(3))
     np.savez(tmp_path / "short.npz", age=np.zeros(3), bmi=np.zeros(2), outcome=np.zeros(3))
     np.savez(tmp_path / "gap.npz", x=np.full((3, len(columns)), np.nan), y=np.zeros(3))

@@ -47,3 +47,9 @@ def test_arrays_are_read_one_at_a_time(tmp_path: Path) -> None:
 def test_no_file_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         load_arrays(tmp_path / "x")
+
+
+def test_a_file_that_is_not_there_is_called_that(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"absent\.safetensors: there is no such file") as caught:
+        load_arrays(tmp_path / "absent.safetensors")
+    assert caught.value.hint == "correct the path"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+import torch
+from torch import nn
 
 from secure_fl import strategies, tasks
-from secure_fl.errors import SettingsError
+from secure_fl.errors import SettingsError, TaskUnavailableError
 from secure_fl.events import ignore
 from secure_fl.simulation.run import run
 from secure_fl.strategies.base import LocalTraining
 from secure_fl.study.data import require_data
 from secure_fl.study.defaults import chosen_protection, filled, found
 from secure_fl.study.settings import Study
+from secure_fl.tasks.digits import Digits
 from secure_fl.tasks.public import FOLDER
 
 WITHOUT_FILES = ("digits", "breast-cancer", "sine", "bearings", "visits")
@@ -216,3 +220,19 @@ def test_a_task_that_reads_files_says_which_and_finds_them(tmp_path: Path, monke
 def test_a_division_that_does_not_fit_is_found_at_the_first_site(table: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         require_data(Study.parse(table).completed())
+
+
+class Misfit(Digits):
+    """Its model wants other rows than it loads."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(OrderedDict(head=nn.Linear(3, 10)))
+
+
+def test_a_model_that_does_not_fit_its_rows_is_found_before_sites_wait_for_a_repair() -> None:
+    name = f"{__name__}:Misfit"
+    before = torch.random.get_rng_state()
+    with pytest.raises(TaskUnavailableError, match="fails on the first rows: RuntimeError: mat1 and mat2") as caught:
+        require_data(Study.of(task=name).completed())
+    assert f"secure-fl task check {name}" in caught.value.hint
+    assert torch.equal(before, torch.random.get_rng_state())

@@ -22,6 +22,7 @@ from secure_fl import tasks
 from secure_fl.errors import CodeChangedError, RefusedError, SettingsError, TaskUnavailableError
 from secure_fl.privacy.ledger import read_site_ledger
 from secure_fl.settings import read_toml
+from secure_fl.study.explain import explain
 from secure_fl.study.settings import Study
 from secure_fl.tasks import files
 from secure_fl.tasks.code_digest import task_code
@@ -60,12 +61,18 @@ def test_a_file_is_loaded_under_its_own_name_and_has_the_digest_that_a_plain_imp
     digest = write(tmp_path, 1)
     files.register(NAME, TaskFile(path=tmp_path / "kept_in_a_file.py"))
     listed = task_code(tasks.resolve(NAME))
-    assert files.file_sha256(NAME) == digest
+    assert files.file_sha256(NAME) == files.shown_sha256(NAME) == digest
     forget_loaded()
     files._registered.clear()
     monkeypatch.syspath_prepend(tmp_path)
     assert task_code(tasks.resolve(NAME)) == listed
     assert files.file_sha256(NAME) == ""
+    # A study lead, who has the file and no list, is shown the digest that a site's approval shows.
+    assert files.shown_sha256(NAME) == digest
+    assert files.shown_sha256("digits") == files.shown_sha256("secure_fl.tasks.digits:Digits") == ""
+    shown = explain(Study.of(task=NAME))[0].sentences
+    assert any(f"a single file, here with sha256:{digest};" in sentence for sentence in shown)
+    assert not any("single file" in sentence for sentence in explain(Study.of(task="digits"))[0].sentences)
 
 
 def test_a_changed_file_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,6 @@ class MaskedWithRecovery(Protection):
             "The coordinator sees which blocks each site holds. A site's weight is hidden in the sum of a round.",
             "This holds round by round. If a site joins or leaves between two rounds, the difference of the two "
             "results tells something about that site.",
-            "Other sites see the shared model only. The coordinator together with `protection.colluders` of them "
-            "learns the sum of the remaining sites.",
+            "Other sites see the shared model only. If some of them side with the coordinator, they and it together "
+            "learn the sum of the remaining sites.",
         )

@@ -106,7 +106,7 @@ class Sealed(CombiningProtection):
             "much, and opens nothing.",
             "Each site opens its own combination, and nobody else's. That takes the other sites, which hold parts of "
             "the keys. They check first that neither a combination nor the difference of two shows one site's model, "
-            "even to `protection.colluders` sites that work together.",
+            "even to as many sites that work together as the study reckons with (`protection.colluders`).",
             "Each site adds the uploads in its combination up itself, and checks them against what was signed."
             if self.settings.recompute
             else "EXCEPTION: each site believes what the coordinator says its combination is. A coordinator that lies "
