@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fl import tasks
-from secure_fl.errors import SecureFLError, StudyAbortedError, rebuild
-from secure_fl.events import CoordinatorFailed, Event, Listener, PrivacyPlanned, Refused, SatOut, StudyFailed
+from secure_fl.errors import NotReadyError, SecureFLError, StudyAbortedError, rebuild
+from secure_fl.events import CoordinatorFailed, Event, Listener, PrivacyPlanned, Refused, RoundVoid, SatOut, StudyFailed
 from secure_fl.files import write_atomically
 from secure_fl.report import Step, render
 from secure_fl.results import traces
@@ -33,6 +34,7 @@ from secure_fl.study.settings import Study
 if TYPE_CHECKING:
     from secure_fl.study.start import Start
 
+_HOPELESS = 3  # times that a node could not train: a training process that was killed is one
 ENGINES = {"processes": processes, "threads": threads}
 
 
@@ -129,6 +131,7 @@ class _Troubles:
         self._workspace = workspace
         self._listener = listener
         self._nodes: dict[str, str] = {}
+        self._unready: Counter[str] = Counter()  # how often a node could not train
         self._failure: SecureFLError | None = None
 
     def listen(self, event: Event) -> None:
@@ -138,6 +141,12 @@ class _Troubles:
         match event:
             case SatOut(node=node, reason=reason):
                 self._nodes[node] = reason
+                self._unready[node] += reason == NotReadyError.code
+            case RoundVoid():
+                # A deployed study waits until a site is repaired. Here nobody repairs anything.
+                hopeless = {name for name, often in self._unready.items() if often >= _HOPELESS}
+                if hopeless and not study.can_go_on(study.study.roster.keys() - hopeless):
+                    raise self.explain()
             case Refused(node=node, reason=reason):
                 self._nodes[node] = reason
                 if not study.can_go_on(study.study.roster.keys() - self._nodes.keys()):

@@ -1,0 +1,44 @@
+"""A simulation whose sites cannot train ends with the reason, and does not wait for a repair that nobody makes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from secure_fl import simulate
+from secure_fl.errors import SecureFLError
+from secure_fl.tasks.base import LocalData, Source, Split, Task
+
+
+class Broken(Task):
+    """Passes every look at its first rows, and fails in training at the second site alone."""
+
+    kind = "regression"
+    preprocessing = "none"
+
+    def model(self) -> nn.Module:
+        """One layer."""
+        return nn.Sequential(OrderedDict(only=nn.Linear(2, 1)))
+
+    def load(self, source: Source) -> LocalData:
+        """Forty rows; the second site's have a mark that its loss does not like."""
+        index = source.share.index if source.share else 0
+        x = torch.full((40, 2), float(index))
+        rows = Split(inputs=x, targets=x[:, :1])
+        return LocalData(train=rows, test=rows)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of the second site, none."""
+        if float(targets.max()) == 1.0:
+            raise ValueError("this loss knows no ones")
+        return super().loss(outputs, targets)
+
+
+@pytest.mark.timeout(60)
+def test_a_run_ends_with_the_reason_where_a_site_that_is_needed_cannot_train(tmp_path: Path) -> None:
+    with pytest.raises(SecureFLError, match="site-02 says NotReady"):
+        simulate(task=Broken, rounds=2, nodes=3, out=tmp_path / "run", progress=False)
