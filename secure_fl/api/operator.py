@@ -53,6 +53,18 @@ class Exported:
     rounds_planned: int
 
 
+def ready(study: Study) -> Study:
+    """The study as it is handed in, with everything filled in. Raises `SettingsError` where something does not fit."""
+    if not study.study.roster:
+        raise SettingsError(
+            f"study {study.study.name!r}: [study.roster] is empty, so no site could take part",
+            advice="list the sites as `secure-fl pki roster` prints them; `study new --roster FILE` copies them",
+        )
+    completed = study.completed()
+    completed.check()
+    return completed
+
+
 class Operator:
     """The lead's end of a running coordinator: `Operator("operator.toml").status()`.
 
@@ -73,14 +85,7 @@ class Operator:
 
         `start` is the model that the study goes on from, where it says so (`secure-fl study new --from`).
         """
-        found = study if isinstance(study, Study) else Study.read(study)
-        if not found.study.roster:
-            raise SettingsError(
-                f"study {found.study.name!r}: [study.roster] is empty, so no site could take part",
-                advice="list the sites as `secure-fl pki roster` prints them; `study new --roster FILE` copies them",
-            )
-        completed = found.completed()
-        completed.check()
+        completed = ready(study if isinstance(study, Study) else Study.read(study))
         first = None if start is None else _start(completed, Path(start))
         return plain(self.call(lambda lead: lead.submit(completed, first)))
 

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from secure_fl.api.operator import Operator, find, plain, write_report
+from secure_fl.api.operator import Operator, find, plain, ready, write_report
 from secure_fl.cli import status_text
 from secure_fl.operations.operator import Operator as Connection
 from secure_fl.rpc import operations_pb2 as pb
@@ -37,9 +37,10 @@ def submit(
 
     Example: secure-fl study submit heart.toml --as operator.toml
     """
-    study, lead = Study.read(path), Operator(operator)
-    for doubt in doubts(study.completed()) if study.study.roster else ():
+    study = ready(Study.read(path))
+    for doubt in doubts(study):
         typer.echo(f"warning: {doubt}", err=True)
+    lead = Operator(operator)
     status = lead.submit(study, start=start)
     if as_json:
         typer.echo(json.dumps(status))

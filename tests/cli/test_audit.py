@@ -163,7 +163,7 @@ def test_a_witness_convicts_a_site_that_rewrote_its_ledger_with_its_own_key(desk
         assert desk.verify()[0] == 0  # The ledger alone looks right.
         code, out, err = desk.verify("--witness", "witness.jsonl")
         assert code == 6
-        assert "FAULT: entry 4 the ledger ends after 4 lines" in out
+        assert "FAULT: entry 4: the ledger ends after 4 lines" in out
         assert "ask the site" in err
 
 
@@ -261,8 +261,8 @@ def test_advice_is_for_whoever_audits_and_not_for_the_sites_operator(desk: Desk)
 
 def test_a_witness_file_that_shows_nothing_is_not_taken_for_one_that_does(desk: Desk, consortium: Authority) -> None:
     (desk.folder / "empty.jsonl").write_bytes(b"")
-    south = consortium.issue("node", "south")
-    other = note_of(south, LedgerHead(site="south", length=3, head="ab" * 32), study=HEART, round=1)
+    south = consortium.issue("node", "south-east")
+    other = note_of(south, LedgerHead(site="south-east", length=3, head="ab" * 32), study=HEART, round=1)
     WitnessFile(desk.folder / "own.jsonl").note(other)  # As north's own: it has noted others, and not itself.
     code, out, _ = desk.verify("--witness", "empty.jsonl", "--witness", "own.jsonl")
     assert code == 0
