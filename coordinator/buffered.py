@@ -70,6 +70,8 @@ class BufferedRounds:
 
     async def run(self) -> None:
         """Until the last flush is committed. Raises `StudyAbortedError` where for too long nothing can be opened."""
+        if await self._is_trained():
+            return
         resumed = await self._resume()
         self._services.attempts.settle()
         self._services.gathering.announce()
@@ -87,6 +89,12 @@ class BufferedRounds:
             await self._services.attempts.let_go(attempt, "the study's last flush is done")
 
     # --- where the study stands -------------------------------------------------------------------------------
+
+    async def _is_trained(self) -> bool:
+        """Whether the closing evaluation has begun: what is under way is then its business."""
+        under_way = await in_thread(self._store.open_attempts, self._services.resolved.id)
+        kinds = {record.kind for record in self._publication.records} | {plan.kind for plan in under_way}
+        return not kinds <= {RoundKind.TRAIN}
 
     async def _resume(self) -> dict[int, AttemptRunner | None]:
         """Circles' turns from the store; by circle, what was under way (None: a turn whose last attempt failed)."""

@@ -24,11 +24,11 @@ from coordinator.left_out import LeftOutSites
 from coordinator.publication import Publication
 from coordinator.recording import study_record
 from coordinator.rounds import CirclesRound, GatheredRound, Round, RoundServices
+from coordinator.schedule import InOrder, Schedule
 from coordinator.shared_model import SharedModel
 from coordinator.site_flush import SiteFlush
 from coordinator.store import Store
 from coordinator.unbroken import Unbroken
-from secure_fl import logs
 from secure_fl.errors import (
     BudgetExceededError,
     CohortTooSmallError,
@@ -110,7 +110,7 @@ class StudyRunner:
         await self._unbroken.run(in_thread(self._load))
         try:
             await self._declare()
-            await (self._train_buffered() if self.study.rounds.is_buffered else self._train())
+            await self._schedule().run()
             if not any(record.kind is RoundKind.EVALUATE for record in self._records):
                 await self._closing_evaluation()
         except StudyAbortedError as error:
@@ -119,26 +119,22 @@ class StudyRunner:
         await self._end("finished", "")
         return self.record()
 
-    async def _train(self) -> None:
-        """One round of all circles after the other."""
-        while (number := len(self._records) + 1) <= self.study.study.rounds:
-            with logs.about(round=number):
-                await self._round(number, RoundKind.TRAIN)
+    def _schedule(self) -> Schedule:
+        """Who waits for whom: everybody for everybody, circles for nobody, or flushes for enough sites."""
+        rounds = self.study.rounds
+        if rounds.is_buffered and not rounds.by_sites:
+            return BufferedRounds(self._round_services(), self._publication(), self._store)
+        return InOrder(
+            rounds=self.study.study.rounds,
+            committed=lambda: len(self._records),
+            take=self._flush if rounds.by_sites else self._train,
+        )
 
-    async def _train_buffered(self) -> None:
-        """Each circle or site at its own pace. What was under way of the closing evaluation is not its business."""
-        if self.study.rounds.by_sites:
-            await self._train_by_sites()
-        elif all(record.kind is RoundKind.TRAIN for record in self._records):
-            under_way = await in_thread(self._store.open_attempts, self.id)
-            if all(plan.kind is RoundKind.TRAIN for plan in under_way):
-                await BufferedRounds(self._round_services(), self._publication(), self._store).run()
+    async def _train(self, number: int) -> None:
+        await self._round(number, RoundKind.TRAIN)
 
-    async def _train_by_sites(self) -> None:
-        """One flush after the other, each of the sites that are done when it closes."""
-        while (number := len(self._records) + 1) <= self.study.study.rounds:
-            with logs.about(round=number):
-                await SiteFlush(self._round_services(), self._publication(), self._store, number).run()
+    async def _flush(self, number: int) -> None:
+        await SiteFlush(self._round_services(), self._publication(), self._store, number).run()
 
     def _load(self) -> None:
         """The current model, or the first one from the study's seed, and the rounds so far."""

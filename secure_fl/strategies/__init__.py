@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from importlib import import_module, metadata
+from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
 from secure_fl.aggregation import RequestKind
+from secure_fl.entry_points import offered
 from secure_fl.errors import SettingsError
 from secure_fl.settings import require_known
 from secure_fl.strategies.base import LocalTraining, Strategy
@@ -112,16 +113,8 @@ def require_strategy(found: object, name: str) -> type[Strategy]:
 
 def _installed() -> dict[str, str]:
     """Id → `module:attribute` of every strategy here."""
-    targets: dict[str, str] = {}
-    for point in metadata.entry_points(group=ENTRY_POINTS):
-        target = f"{point.module}:{point.attr}"
-        if targets.setdefault(point.name, target) != target:
-            raise SettingsError(
-                f"two installed packages offer a strategy {point.name!r}: {targets[point.name]} and {target}",
-                advice="uninstall one of them here",
-            )
     # Built-in names win: installing a package must not change what a policy that allows "fedavg" means.
-    return targets | _BUILT_IN | dict.fromkeys(_HERE, "")
+    return offered(ENTRY_POINTS, "strategy") | _BUILT_IN | dict.fromkeys(_HERE, "")
 
 
 def register(name: str, target: str) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from importlib import import_module, metadata
+from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from secure_fl.errors import SecureFLError, SettingsError, TaskUnavailableError, UnknownNameError
+from secure_fl.entry_points import offered
+from secure_fl.errors import SecureFLError, TaskUnavailableError, UnknownNameError
 from secure_fl.settings import require_known
 from secure_fl.tasks import files, in_process
 
@@ -81,16 +82,8 @@ def create(name: str, settings: Mapping[str, Any]) -> Task:
 
 def _installed() -> dict[str, str]:
     """Id → `module:attribute` of every installed task."""
-    targets: dict[str, str] = {}
-    for point in metadata.entry_points(group=ENTRY_POINTS):
-        target = f"{point.module}:{point.attr}"
-        if targets.setdefault(point.name, target) != target:
-            raise SettingsError(
-                f"two installed packages offer a task {point.name!r}: {targets[point.name]} and {target}",
-                advice="uninstall one of them at this site",
-            )
     # Built-in names win: installing a package must not change what a policy that allows "digits" means.
-    return targets | dict(BUILT_IN)
+    return offered(ENTRY_POINTS, "task") | dict(BUILT_IN)
 
 
 def _load(name: str, target: str) -> type[Task]:
