@@ -65,7 +65,7 @@ class MetricsSection(Settings):
     share: Literal["none", "aggregate", "per-node"] = "aggregate"
     # With "aggregate" a loss or squared error above this makes the round's mean unknown rather than wrong.
     ceiling: float = Field(16.0, gt=0)
-    # Which metrics of the task; without a word all that it declares. A file has their names, `completed` the rest.
+    # Which metrics of the task; all that it declares, if not set. A file has their names, `completed` the rest.
     of: tuple[_Wanted, ...] | None = None
 
     @field_validator("of")
