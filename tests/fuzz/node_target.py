@@ -122,11 +122,18 @@ class Liar:
             await self.honest.wait()
 
     async def _truth(self) -> AsyncIterator[pb.CoordinatorMessage]:
-        yield self._truths()[2]
-        yield self._truths()[3]
+        """The study from its start, as often as it takes: lies that were said before may still be in the node's queue."""
         while True:
-            await asyncio.sleep(0.05)
-            yield self._truths()[1]
+            yield self._truths()[5]
+            self.forget_rounds()
+            yield self._truths()[2]
+            yield self._truths()[3]
+            await asyncio.sleep(1.0)
+
+    def forget_rounds(self) -> None:
+        """A lie may have moved the node's memory of rounds, and of their models, to the last one; it starts over."""
+        for name in ("cursor.json", "base.json"):
+            (self.folder / name).unlink(missing_ok=True)
 
     def _truths(self) -> tuple[pb.CoordinatorMessage, ...]:
         """One of each kind; the announcement is of a round that has not been before."""
@@ -186,10 +193,8 @@ async def fuzz_node(liar: Liar, note: Callable[[], None]) -> asyncio.Task[None]:
         if liar.read / liar._messages >= done + 0.05:
             done = liar.read / liar._messages
             note()
-            # A lie may have moved the node's memory of rounds to the last one; it starts over.
-            (liar.folder / "cursor.json").unlink(missing_ok=True)
+            liar.forget_rounds()
     if not task.done():
-        (liar.folder / "cursor.json").unlink(missing_ok=True)
         before = liar.uploads
         liar.honest.set()
         for _ in range(400):
