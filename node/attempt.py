@@ -423,7 +423,9 @@ def _base(announcement: pb.PhaseAnnouncement) -> bytes:
 
 
 async def _paused(file: NodeFile, seconds: float) -> float:
-    """How long training took, once a simulated slow machine has taken as much longer as it is slower."""
-    slowdown = 1.0 if file.simulation is None else file.simulation.slowdown
-    await asyncio.sleep((slowdown - 1) * seconds)
-    return slowdown * seconds
+    """How long training took, once a simulated machine has taken its least time, and as much longer as it is slower."""
+    if file.simulation is None:
+        return seconds
+    taken = file.simulation.slowdown * max(seconds, file.simulation.seconds)
+    await asyncio.sleep(taken - seconds)
+    return taken
