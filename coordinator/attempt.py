@@ -193,6 +193,11 @@ class AttemptRunner:
         """Bytes, by node."""
         return self._traffic
 
+    def add_traffic(self, more: Mapping[str, Traffic]) -> None:
+        """Count bytes here that were sent before."""
+        for node, before in more.items():
+            self._count(node, up=before.up, down=before.down)
+
     @property
     def vanished(self) -> set[str]:
         """Who is not waited for before the next attempt; whoever is back is ready anyway."""
