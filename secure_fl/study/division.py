@@ -39,6 +39,14 @@ class Division:
         """Of the declarations; empty where there are none."""
         return b"" if self._declared is None else self._declared.digest
 
+    def is_decided(self, declared: int) -> bool:
+        """Whether it follows from so many declarations who is in which circle.
+
+        Where circles are formed by speed, sites that are still training are slower than those who have declared. If
+        there are no more of them than the last circle has sites, that circle is theirs.
+        """
+        return self._study.protection.circles == "speed" and declared >= sum(map(len, self._study.circles()[:-1]))
+
     def settle(self, raw: bytes) -> None:
         """Take this list for the study's. Raises `RefusedError` after another one, `SecureFLError` if it is not one."""
         if self._declared is not None and self._declared.raw != raw:
