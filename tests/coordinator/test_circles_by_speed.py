@@ -22,19 +22,18 @@ SETTINGS = {
 
 
 class Counting(FakeTraining):
-    """Takes its time, and counts for which rounds a site has trained to the end."""
+    """Takes its time, and counts how often a site has begun to train for a round."""
 
-    def __init__(self, done: Counter[tuple[str, int]], seconds: float) -> None:
+    def __init__(self, begun: Counter[tuple[str, int]], seconds: float) -> None:
         super().__init__()
-        self._done, self._seconds = done, seconds
+        self._begun, self._seconds = begun, seconds
 
     async def run(self, job: Job) -> Result:
         """The same update, later."""
-        await asyncio.sleep(self._seconds)
-        result = await super().run(job)
         if job.kind is RoundKind.TRAIN:
-            self._done[job.me, job.round] += 1
-        return result
+            self._begun[job.me, job.round] += 1
+        await asyncio.sleep(self._seconds)
+        return await super().run(job)
 
 
 def play(folder: Path, scenario: Callable[[Federation], Awaitable[StudyRecord | None]]) -> list[CircleRound]:
@@ -54,11 +53,11 @@ def play(folder: Path, scenario: Callable[[Federation], Awaitable[StudyRecord | 
 
 
 def test_the_fast_circle_goes_on_while_the_slow_one_trains_for_its_declaration(tmp_path: Path) -> None:
-    done: Counter[tuple[str, int]] = Counter()
+    begun: Counter[tuple[str, int]] = Counter()
 
     async def scenario(fed: Federation) -> StudyRecord | None:
         for name in fed.names:
-            fed.start_node(name, executor=Counting(done, 3.0 if name == SLOW else 0.05))
+            fed.start_node(name, executor=Counting(begun, 3.0 if name == SLOW else 0.05))
         return await fed.coordinate()
 
     turns = play(tmp_path, scenario)
@@ -66,21 +65,21 @@ def test_the_fast_circle_goes_on_while_the_slow_one_trains_for_its_declaration(t
     assert first > 0  # Its circle's first turn was opened when the other circle had taken some.
     assert (turns[first].turn, turns[first].base) == (1, 0)
     assert turns[first].attempts == 1
-    assert done[SLOW, 1] == 1  # Too late to declare, and yet its training was not in vain.
+    assert begun[SLOW, 1] == 1  # Too late to declare, and yet its training was not in vain.
 
 
 def test_a_circle_that_is_complete_late_begins_with_what_its_sites_trained_when_they_declared(tmp_path: Path) -> None:
-    done: Counter[tuple[str, int]] = Counter()
+    begun: Counter[tuple[str, int]] = Counter()
     absent = "site-08"
 
     async def scenario(fed: Federation) -> StudyRecord | None:
         for name in fed.names:
             if name != absent:
-                fed.start_node(name, executor=Counting(done, 0.2))
+                fed.start_node(name, executor=Counting(begun, 0.2))
         running = asyncio.create_task(fed.coordinate())
         while not any(name == "round-committed" for name, _ in fed.events):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        fed.start_node(absent, executor=Counting(done, 0.2))
+        fed.start_node(absent, executor=Counting(begun, 0.2))
         return await running
 
     turns = play(tmp_path, scenario)
@@ -88,4 +87,4 @@ def test_a_circle_that_is_complete_late_begins_with_what_its_sites_trained_when_
     assert late, "its circle was never opened"
     assert (late[0].turn, late[0].base, late[0].attempts) == (1, 0, 1)
     assert (late[0].staleness or 0) >= 1
-    assert all(done[name, 1] == 1 for name in late[0].members)
+    assert all(begun[name, 1] == 1 for name in late[0].members)
