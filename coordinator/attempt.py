@@ -226,7 +226,9 @@ class AttemptRunner:
         filling = self._study.study.rounds.filling(self._context.min_cohort) if self._at_own_pace else None
         while machine.waiting and loop.time() < deadline:
             if self.plan.kind is RoundKind.DECLARE and self._study.division.is_decided(machine.answered):
-                return  # Nobody waits for the slowest. They finish training, and begin their first round with it.
+                # As long again, and no longer: those of about the same speed are divided by what they say, not by
+                # chance. Whoever is slower finishes training, and begins the first round with it.
+                deadline = min(deadline, 2 * loop.time() - self._began)
             soon = _LONGEST_WAIT
             if filling is not None:
                 soon = filling.closes_in(there=machine.answered, lacking=machine.lacking, now=loop.time())

@@ -4,9 +4,8 @@ Ten sites on digits, one of them five times slower, each study under the same se
 Training takes at least a second (`simulation.seconds`): a site sleeps what is left of it, so that ten sites on a few
 cores do not hold each other up. All else is real: processes, connections, masks, disks.
 
-    sync    synchronous rounds
-    speed   circles that do not wait, formed by speed
-    auto    circles that do not wait, formed by name
+    sync        synchronous rounds
+    buffered    circles by speed that do not wait
 
 Time begins when the first attempt of a study is announced; processes that start before are not counted. With circles by
 speed, that attempt is the one in which sites declare how long they trained. Every version is kept as it is committed,
@@ -41,7 +40,7 @@ from secure_fl.tasks.base import Share, Source, Split
 from secure_fl.tasks.state_dict import convert
 
 SITES, SLOW = 10, "site-02"
-SYNC, MODES = "sync", ("sync", "speed", "auto")
+SYNC, BUFFERED = "sync", "buffered"
 
 
 @dataclass(slots=True)
@@ -74,11 +73,11 @@ def study_of(mode: str, seed: int, rounds: int, assignments: list[str]) -> Study
     }
     for assignment in assignments:
         set_dotted(table, assignment)
-    if mode != SYNC:
+    if mode == BUFFERED:
         turns = rounds * len(Study.parse(table).circles(simulated_names(SITES)))
         table["study"]["rounds"] = turns
-        table.setdefault("rounds", {}).update(mode="buffered", flushes=turns)
-        table.setdefault("protection", {})["circles"] = mode
+        table.setdefault("rounds", {}).update(mode=BUFFERED, flushes=turns)
+        table.setdefault("protection", {})["circles"] = "speed"
     return Study.parse(table)
 
 
@@ -130,7 +129,7 @@ def show(seed: int, runs: dict[str, dict[str, Any]]) -> None:
     """A line for each study."""
     target = TARGET * max(point["accuracy"] for point in runs[SYNC]["points"])
     print(f"seed {seed}: {target:.1%} is {TARGET:.0%} of the best accuracy of {SYNC}")
-    print(f"{'':8}{'s':>8}{'of sync':>9}{'MB up':>8}{'MB down':>9}{'best %':>8}{'last %':>8}{'s in all':>10}")
+    print(f"{'':10}{'s':>8}{'of sync':>9}{'MB up':>8}{'MB down':>9}{'best %':>8}{'last %':>8}{'s in all':>10}")
     waited = None
     for mode, done in runs.items():
         points = done["points"]
@@ -141,9 +140,9 @@ def show(seed: int, runs: dict[str, dict[str, Any]]) -> None:
             ratio, up, down = first["seconds"] / waited["seconds"], first["bytes_up"] / 1e6, first["bytes_down"] / 1e6
             cells = f"{first['seconds']:8.1f}{ratio:9.2f}{up:8.2f}{down:9.2f}"
         best, last = max(point["accuracy"] for point in points), points[-1]["accuracy"]
-        print(f"{mode:8}{cells}{100 * best:8.1f}{100 * last:8.1f}{points[-1]['seconds']:10.1f}")
+        print(f"{mode:10}{cells}{100 * best:8.1f}{100 * last:8.1f}{points[-1]['seconds']:10.1f}")
         for whose, seconds in done["taken"].items():
-            print(f"{'':8}{len(seconds)} × {sorted(seconds)[len(seconds) // 2]:.2f} s (median): {whose}")
+            print(f"{'':10}{len(seconds)} × {sorted(seconds)[len(seconds) // 2]:.2f} s (median): {whose}")
     print(flush=True)
 
 
@@ -156,7 +155,7 @@ def main() -> None:
     given = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
     for seed in given.seeds.split(","):
-        studies = {mode: study_of(mode, int(seed), given.rounds, given.set) for mode in MODES}
+        studies = {mode: study_of(mode, int(seed), given.rounds, given.set) for mode in (SYNC, BUFFERED)}
         found[seed] = {mode: measure(study) for mode, study in studies.items()}
         show(int(seed), found[seed])
         if given.out:

@@ -40,7 +40,7 @@ class Division:
         return b"" if self._declared is None else self._declared.digest
 
     def is_decided(self, declared: int) -> bool:
-        """Whether it follows from so many declarations who is in which circle.
+        """Whether so many declarations are enough to form circles.
 
         Where circles are formed by speed, sites that are still training are slower than those who have declared. If
         there are no more of them than the last circle has sites, that circle is theirs.
