@@ -169,6 +169,11 @@ class AttemptRunner:
         return self._began
 
     @property
+    def asked_for_updates(self) -> bool:
+        """Whether sites were told to send what they trained: it may have left them."""
+        return self._position >= self._study.phases(self.plan.kind).index(self._protection.carrier)
+
+    @property
     def left(self) -> Mapping[str, str]:
         """Who is gone, and why: node → error code."""
         return self._left
@@ -190,14 +195,9 @@ class AttemptRunner:
         return {node: bulk.path.stat().st_mtime for node, bulk in found}
 
     @property
-    def traffic(self) -> Mapping[str, Traffic]:
-        """Bytes, by node."""
+    def traffic(self) -> dict[str, Traffic]:
+        """Bytes, by node; those of an attempt that has no record are added to the next one's."""
         return self._traffic
-
-    def add_traffic(self, more: Mapping[str, Traffic]) -> None:
-        """Count bytes here that were sent before."""
-        for node, before in more.items():
-            self._count(node, up=before.up, down=before.down)
 
     @property
     def vanished(self) -> set[str]:
@@ -226,9 +226,7 @@ class AttemptRunner:
         filling = self._study.study.rounds.filling(self._context.min_cohort) if self._at_own_pace else None
         while machine.waiting and loop.time() < deadline:
             if self.plan.kind is RoundKind.DECLARE and self._study.division.is_decided(machine.answered):
-                # As long again, and no longer: those of about the same speed are divided by what they say, not by
-                # chance. Whoever is slower finishes training, and begins the first round with it.
-                deadline = min(deadline, 2 * loop.time() - self._began)
+                deadline = min(deadline, 2 * loop.time() - self._began)  # As long again, and no longer.
             soon = _LONGEST_WAIT
             if filling is not None:
                 soon = filling.closes_in(there=machine.answered, lacking=machine.lacking, now=loop.time())

@@ -116,7 +116,7 @@ class OpenAttempts:
             )
             await in_thread_whole(store.begin_attempt, plan)
         attempt = self._runner(plan, model)
-        attempt.add_traffic({node: self._uncounted.pop(node) for node in invited if node in self._uncounted})
+        attempt.traffic.update({node: self._uncounted.pop(node) for node in invited if node in self._uncounted})
         await attempt.begin()
         self._open[attempt.key] = attempt
         self._services.listener(

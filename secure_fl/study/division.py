@@ -43,7 +43,9 @@ class Division:
         """Whether so many declarations are enough to form circles.
 
         Where circles are formed by speed, sites that are still training are slower than those who have declared. If
-        there are no more of them than the last circle has sites, that circle is theirs.
+        there are no more of them than the last circle has sites, that circle is theirs. They are given as long again,
+        so that sites of about the same speed are divided by what they say, not by chance. Whoever is slower finishes
+        training, and begins the first round with it.
         """
         return self._study.protection.circles == "speed" and declared >= sum(map(len, self._study.circles()[:-1]))
 

@@ -67,7 +67,7 @@ def test_the_fast_circle_goes_on_while_the_slow_one_trains_for_its_declaration(t
     assert (turns[first].turn, turns[first].base) == (1, 0)
     assert turns[first].attempts == 1
     assert begun[SLOW, 1] == 1  # Too late to declare, and yet its training was not in vain.
-    # The others had time to declare, and took as long to a power of two: they are divided by name, not by who was first.
+    # The others had time to declare, and took as long to a power of two: they are divided by name.
     assert turns[first].members == (SLOW, "site-06", "site-07", "site-08")
 
 
