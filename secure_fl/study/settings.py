@@ -126,6 +126,13 @@ class StrategySection(_WithSettings):
 
     name: str = "fedavg"
 
+    @model_validator(mode="after")
+    def _known_settings(self) -> Self:
+        """Refused on reading, too: settings classes of strategies need no torch. Those of tasks do; `check` has them."""
+        if strategies.is_built_in(self.name) or self.name in strategies.known():  # else `check` says so
+            strategies.settings(self.name).parse(self.settings, where="strategy")
+        return self
+
 
 class ProtectionSection(_WithSettings):
     """How updates leave a node: what every protection is told, and the settings of the one that is named."""
