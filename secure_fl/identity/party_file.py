@@ -42,7 +42,7 @@ class DialingSection(IdentitySection):
     """The one coordinator a party talks to."""
 
     coordinator: str  # host:port
-    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$", description="64 hexadecimal digits in lower case")
     proxy: str = ""  # http://[user:password@]host:port; empty: the environment's HTTPS_PROXY / NO_PROXY
 
 

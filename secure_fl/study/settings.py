@@ -58,7 +58,7 @@ class StudySection(Settings):
     rounds: int = Field(10, ge=1, le=100_000)
     seed: int = Field(0, ge=0, lt=2**63)
     # The digest of the model that the first round begins from (`secure_fl.study.start`); `completed` writes it.
-    initial: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+    initial: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="64 hexadecimal digits")
     start: Literal["seed", "given"] = "seed"  # what makes it; or somebody brings it, to train on (`study/given.py`)
     # Site name → fingerprint of its signing key. The coordinator cannot add anybody.
     roster: dict[str, str] = Field(default_factory=dict)

@@ -23,18 +23,18 @@ ROSTER = {name: f"{number:064x}" for number, name in enumerate(("a", "b", "c", "
 MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     # --- what a key may be
     ({"privacy": {"epsilon": -1}}, "privacy.epsilon: must be above 0 (got -1)", ""),
-    ({"privacy": {"epsilon": "3"}}, "privacy.epsilon: must be a number (got '3')", "without quotes"),
+    ({"privacy": {"epsilon": "3"}}, "privacy.epsilon: must be a number above 0", "without quotes"),
     ({"privacy": {"mode": "dpsgd"}}, "privacy.mode: 'dpsgd' is not possible; did you mean 'dp-sgd'?", "none, dp-sgd"),
     ({"rounds": {"mode": "bufered"}}, "rounds.mode: 'bufered' is not possible; did you mean 'buffered'?", "sync"),
     ({"metrics": {"share": "agregate"}}, "'agregate' is not possible; did you mean 'aggregate'?", "per-node"),
     ({"protection": {"circles": "sped"}}, "'sped' is not possible; did you mean 'speed'?", "one of: auto, speed"),
-    ({"protection": {"circles": [["a", 1]]}}, "protection.circles.0.1: must be text (got 1)", ""),
+    ({"protection": {"circles": [["a", 1]]}}, "protection.circles, entry 1, entry 2: must be text (got 1)", ""),
     ({"simulation": {"partition": "natura"}}, "did you mean 'natural'?", "dirichlet"),
-    ({"study": {"rounds": 2.5}}, "study.rounds: must be a whole number (got 2.5)", ""),
-    ({"strategy": {"epochs": 0}}, "strategy.epochs: must be 1 or more (got 0)", ""),
+    ({"study": {"rounds": 2.5}}, "study.rounds: must be a whole number from 1 to 100000 (got 2.5)", ""),
+    ({"strategy": {"epochs": 0}}, "strategy.epochs: must be from 1 to 1000 (got 0)", ""),
     ({"strategy": {"learning-rate": 1}}, "unknown key 'strategy.learning-rate'; did you mean 'learning_rate'?", ""),
     # --- differential privacy
-    ({"privacy": {**NOISE, "delta": 2.0}}, "privacy.delta: must be below 1 (got 2.0)", ""),
+    ({"privacy": {**NOISE, "delta": 2.0}}, "privacy.delta: must be above 0 and below 1 (got 2.0)", ""),
     ({"privacy": {**NOISE, "delta": 0.2}}, "privacy.delta = 0.2 is not between", "far below 1 / (number of records"),
     ({"privacy": {**NOISE, "delta": 0.01}}, "privacy.delta = 0.01 at a site with 130 records", "below 1 / 130"),
     ({"privacy": {**NOISE, "unit": "group"}}, "does not say which rows belong to the same group", 'unit = "record"'),

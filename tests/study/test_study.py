@@ -47,7 +47,7 @@ def test_an_unknown_setting_of_a_task_is_named_by_the_check() -> None:
 def test_a_slip_in_python_is_named_at_once() -> None:
     with pytest.raises(UnknownNameError, match=r"^unknown key 'strategy\.epoch'; did you mean 'epochs'\?$"):
         Study.of({"strategy.epoch": 2})
-    with pytest.raises(SettingsError, match=r"^strategy\.epochs: must be 1 or more \(got 0\)$"):
+    with pytest.raises(SettingsError, match=r"^strategy\.epochs: must be from 1 to 1000 \(got 0\)$"):
         Study.of({"strategy.epochs": 0})
     with pytest.raises(UnknownNameError, match=r"^unknown key 'task\.hiden'; did you mean 'hidden'\?$"):
         Study.of({"task.hiden": 3}, task=Digits)  # a class that is here already
