@@ -111,7 +111,9 @@ def _first_model(study: Study, model: Path | None, found: Rehearsal) -> Start | 
             say(f"{model} is the one that the study names")
     elif given:
         message = 'the study brings a model of its own (start = "given"), which is not here; its seed\'s is used below'
-        found.steps.append(Finding("first model", "warning", message, "ask the study lead for it, and add --from MODEL"))
+        found.steps.append(
+            Finding("first model", "warning", message, "ask the study lead for it, and add --from MODEL")
+        )
     if given and start is None:
         found.model = "a model that the study's seed makes, NOT of the one that the study starts from"
     return start

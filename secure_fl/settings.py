@@ -165,7 +165,9 @@ def _plain(problem: ErrorDetails, field: FieldInfo | None) -> str:
         return "must not be empty"
     message = _PLAIN[kind].format(**limits)
     allowed = _allowed(field) if kind in ("int_type", "int_from_float", "float_type", "finite_number") else ""
-    return f"{message}{' ' if allowed.startswith(('from', 'above', 'below')) else ', '}{allowed}" if allowed else message
+    return (
+        f"{message}{' ' if allowed.startswith(('from', 'above', 'below')) else ', '}{allowed}" if allowed else message
+    )
 
 
 def _allowed(field: FieldInfo | None) -> str:

@@ -81,9 +81,7 @@ class _Unplanned:
     length: int  # of the ledger, as the note has it
 
 
-def _unplanned(
-    entries: Sequence[Entry], known: Sequence[Plan], notes: Sequence[WitnessNote]
-) -> Iterable[_Unplanned]:
+def _unplanned(entries: Sequence[Entry], known: Sequence[Plan], notes: Sequence[WitnessNote]) -> Iterable[_Unplanned]:
     """A site shows its ledger in attempts it takes part in, after it has planned them: so the plan is in there.
 
     What was computed then is never taken back, but for an attempt that would have sent the same again.

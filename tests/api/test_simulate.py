@@ -103,7 +103,7 @@ def test_without_pandas_tables_are_lists(run: Run, monkeypatch: pytest.MonkeyPat
     assert [row["round"] for row in run.history[1:].head(1)] == [1]
     assert run.site_history.tail(2)[-1]["site"] == run.sites[-1]
     assert run.history.tail(0) == []
-    assert [row["round"] for row in run.ledger("site-01")[["kind", "round"]]][0] is None  # of the entry that opens it
+    assert run.ledger("site-01")[["kind", "round"]][0]["round"] is None  # of the entry that opens it
     shown = run.ledger("site-01")[["sequence", "kind"]].head(1)._repr_html_()
     assert "<th>sequence</th><th>kind</th>" in shown
     assert "<td>0</td><td>opened</td>" in shown

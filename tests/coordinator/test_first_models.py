@@ -41,6 +41,7 @@ from secure_fl.errors import (
 )
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
+from secure_fl.limits import MESSAGE_BYTES
 from secure_fl.operations.operator import OperatorFile, connect
 from secure_fl.operations.submission import chunks_of, read_request, request_of
 from secure_fl.rpc import operations_pb2 as pb
@@ -315,7 +316,7 @@ def test_a_submission_that_is_not_whole_is_refused(
 
 
 def half_submissions(folder: Path, operator: Certificate, *, at_once: int) -> tuple[int, list[SecureFLError], int]:
-    """So many operators send half a model and then nothing: files there meanwhile, who was refused, files afterwards."""
+    """So many operators send half a model and then nothing: files meanwhile, who was refused, files afterwards."""
 
     async def run() -> tuple[int, list[SecureFLError], int]:
         made = Coordinator(folder / "state", model_bytes=start().first_model().size)
@@ -389,9 +390,11 @@ def test_who_is_refused_for_want_of_room_is_told_so_and_may_come_again(tmp_path:
     async def scenario(edge: Edge) -> None:
         room = edge.coordinator.room
         async with connect(edge.operator()) as lead:
-            with room.taken(vars(room)["_most"] - submission_room.MESSAGE_BYTES):
-                with pytest.raises(SubmissionsFullError, match="models that others are submitting take") as refused:
-                    await lead.submit(study(), start())
+            with (
+                room.taken(vars(room)["_most"] - MESSAGE_BYTES),
+                pytest.raises(SubmissionsFullError, match="models that others are submitting take") as refused,
+            ):
+                await lead.submit(study(), start())
             assert "submit again in a few minutes" in refused.value.hint
             assert (await lead.submit(study(), start())).state == "running"
         assert vars(room)["_taken"] == 0
