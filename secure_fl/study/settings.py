@@ -128,7 +128,7 @@ class StrategySection(_WithSettings):
 
     @model_validator(mode="after")
     def _known_settings(self) -> Self:
-        """Refused on reading, too: settings of strategies need no torch. Those of tasks do, and `check` looks at them."""
+        """Refused on reading: settings of strategies need no torch. Those of tasks do, and `check` looks at them."""
         if strategies.is_built_in(self.name) or self.name in strategies.known():  # else `check` says so
             strategies.settings(self.name).parse(self.settings, where="strategy")
         return self
