@@ -26,7 +26,7 @@ def test_two_killed_before_the_upload_and_one_after_it(tmp_path: Path) -> None:
         "protection": {"kind": "masked", "recovery": True},
         "metrics": {"share": "none"},
     }
-    with Processes(tmp_path / "run", settings, nodes=8) as fed:
+    with Processes(tmp_path / "run", settings, nodes=8, grace=2.0) as fed:  # They stay away.
         before, after = fed.names[1:3], fed.names[5]
         fed.start_coordinator()
         for name in fed.names:
