@@ -15,8 +15,8 @@ from tests.support.fault_table import TABLE, FaultTable
 
 _LINES = pytest.StashKey[list[str]]()
 
-# Files that take longest, in this order. They begin first: a long one that begins last keeps one core busy and leaves the
-# other idle. `--durations=80` says which they are.
+# Files that take longest, in this order. They begin first: a long one that begins last leaves one of two cores idle.
+# `--durations=80` says which they are.
 LONGEST = (
     "operations/test_operations_page.py",
     "faults/test_fault_table.py",
