@@ -168,6 +168,11 @@ class AttemptRunner:
         return self._began
 
     @property
+    def asked_for_updates(self) -> bool:
+        """Whether sites were told to send what they trained: it may have left them."""
+        return self._position >= self._study.phases(self.plan.kind).index(self._protection.carrier)
+
+    @property
     def left(self) -> Mapping[str, str]:
         """Who is gone, and why: node → error code."""
         return self._left

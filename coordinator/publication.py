@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,17 +12,21 @@ from coordinator.bulk_files import BulkFiles
 from coordinator.gathering import Gathering
 from coordinator.left_out import LeftOutSites
 from coordinator.recording import RoundFacts, record_round
-from coordinator.rounds import RoundResult
+from coordinator.rounds import RoundResult, nothing
 from coordinator.shared_model import Decoded, OpenedTurn, SharedModel
 from coordinator.store import Store, StoredModel
 from coordinator.unbroken import Unbroken
-from secure_fl.errors import CohortTooSmallError, LateMessageError
-from secure_fl.events import Listener, RoundCommitted
+from secure_fl.aggregation import Aggregate
+from secure_fl.encoding.metrics import SiteMetrics
+from secure_fl.errors import CohortTooSmallError, LateMessageError, ProtectionError, RoundError
+from secure_fl.events import Listener, RoundCommitted, RoundVoid
 from secure_fl.protect.contract import Opened
 from secure_fl.results.record import RoundRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.threads import in_thread
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +48,16 @@ class Publication:
     async def publish(self, number: int, kind: RoundKind, result: RoundResult) -> None:
         """13. Decode what a round opened, and let the strategy step.
 
-        Raises `CohortTooSmallError` or `ProtectionError` where it makes no model.
+        Raises `CohortTooSmallError` or `ProtectionError` where it makes no model, and sites may be asked again.
         """
-        roster = tuple(self.resolved.study.study.roster)
         await self._close(result, number)
-        decoded, stepped = await in_thread(self._step, kind, result.opened)
+        try:
+            result.require_opened()
+            decoded, stepped = await in_thread(self._step, kind, result.opened)
+        except (CohortTooSmallError, ProtectionError) as error:
+            result = self._nothing(kind, result, error)
+            decoded, stepped = await in_thread(self._unchanged)
+        roster = tuple(self.resolved.study.study.roster)
         await self._make(kind, result, decoded, stepped, roster=roster, alone=True)
 
     async def merge(self, turns: Sequence[OpenedTurn], result: RoundResult, *, everybody: bool = False) -> None:
@@ -57,9 +67,37 @@ class Publication:
         """
         number = self.model.current.version + 1
         await self._close(result, number)
-        decoded, stepped = await in_thread(self.model.merge, turns)
+        try:
+            result.require_opened()
+            decoded, stepped = await in_thread(self.model.merge, turns)
+        except (CohortTooSmallError, ProtectionError) as error:
+            result = self._nothing(RoundKind.TRAIN, result, error)
+            decoded, stepped = await in_thread(self._unchanged)
         roster = tuple(self.resolved.study.study.roster) if everybody else result.opened.cohort
         await self._make(RoundKind.TRAIN, result, decoded, stepped, roster=roster, alone=everybody)
+
+    def _nothing(self, kind: RoundKind, result: RoundResult, error: RoundError) -> RoundResult:
+        """What becomes of a round that made no model. Raises `error` where it can be attempted again.
+
+        Where sites send once what they trained for a round, the next round begins from the same model.
+        """
+        if kind is not RoundKind.TRAIN or not self.resolved.leaves_once:
+            raise error
+        (attempt,) = result.attempts
+        log.warning("round %d came to nothing: %s", attempt.plan.number, error)
+        self.listener(
+            RoundVoid(
+                study_id=self.resolved.id,
+                round=attempt.plan.number,
+                attempt=attempt.plan.attempt,
+                reason=error.code,
+            )
+        )
+        return nothing(attempt, error, tried=result.tried)
+
+    def _unchanged(self) -> tuple[Decoded, StoredModel]:
+        kept = self.model.layout.model.names
+        return Decoded(means=Aggregate({}), metrics=SiteMetrics(), blocks_kept=kept), self.model.unchanged()
 
     async def _close(self, result: RoundResult, number: int) -> None:
         for attempt in result.attempts:

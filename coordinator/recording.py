@@ -178,8 +178,8 @@ def _node(
         outcome, reason = "took part", ""
     elif name not in facts.invited:
         outcome, reason = "absent", WrongSharesError.code if left_out else reason
-    elif (not reason and facts.circles) or reason == STILL_TRAINING:
-        outcome = "waited"
+    elif (not reason and (facts.circles or not facts.opened.cohort)) or reason == STILL_TRAINING:
+        outcome = "waited"  # for others, without whom nothing was opened
     else:
         outcome = "dropped" if reason in _VANISHED else "sat out"
     traffic = facts.traffic.get(name, Traffic())

@@ -3,6 +3,9 @@
 A round of whoever is there has one attempt after the other, each with the sites that are ready. A round of circles has
 an attempt for each circle, side by side: one that misses a member delays its own circle alone, and the round goes on
 when the circles that can come have come. Nothing is lost by another attempt: sites keep what they trained for a round.
+
+But where the sites of a sum may change, what they trained leaves them once. If an attempt fails after they were asked
+for it, the round comes to nothing, and the next one begins from the same model.
 """
 
 from __future__ import annotations
@@ -19,8 +22,15 @@ from coordinator.gathering import Gathering
 from coordinator.merging import CircleSums
 from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt
-from secure_fl.errors import CohortTooSmallError, LateMessageError, ProtectionError, StudyAbortedError
-from secure_fl.protect.contract import Opened
+from secure_fl.errors import (
+    CohortTooSmallError,
+    LateMessageError,
+    ProtectionError,
+    RoundError,
+    StudyAbortedError,
+    WrongSharesError,
+)
+from secure_fl.protect.contract import Opened, OpenedSums
 from secure_fl.results.record import CircleRound
 from secure_fl.rounds import RoundKind
 from secure_fl.study.circles import Circle
@@ -39,10 +49,16 @@ class RoundResult:
     """What a round opened, in which attempts, and which circles it did without."""
 
     opened: Opened
-    attempts: Sequence[AttemptRunner]  # those that opened it
+    attempts: Sequence[AttemptRunner]  # those that opened it, or the one that came to nothing
     tried: int  # of the circle that needed most
     circles: tuple[CircleRound, ...] = ()
     given_up: Sequence[AttemptRunner] = ()  # of circles that did not come
+    failure: RoundError | None = None  # why nothing was opened, where nothing was
+
+    def require_opened(self) -> None:
+        """Raise why nothing was opened, where nothing was."""
+        if self.failure is not None:
+            raise self.failure
 
 
 class Round(Protocol):
@@ -93,9 +109,18 @@ class GatheredRound:
                 opened = await attempt.collect()
             except (CohortTooSmallError, ProtectionError) as error:
                 services.gathering.vanished(attempt.vanished)
+                if services.resolved.leaves_once and attempt.asked_for_updates:
+                    return nothing(attempt, error, tried=self._tried)
                 await services.attempts.void(attempt.plan, error)
             else:
                 return RoundResult(opened=opened, attempts=(attempt,), tried=self._tried)
+
+
+def nothing(attempt: AttemptRunner, error: RoundError, *, tried: int) -> RoundResult:
+    """A round that opened nothing and is over all the same: its sites do not send again what they have sent."""
+    blamed = error.blamed if isinstance(error, WrongSharesError) else {}
+    opened = OpenedSums(blocks={}, cohort=(), blamed=blamed)
+    return RoundResult(opened=opened, attempts=(attempt,), tried=tried, failure=error)
 
 
 @dataclass(slots=True)

@@ -128,6 +128,12 @@ class SharedModel:
         require_step(before, blocks, self.layout, largest=self._resolved.largest_step)
         return self._write(current.version + 1, blocks, state)
 
+    def unchanged(self) -> StoredModel:
+        """The next version of a round that came to nothing: the same values under the next number. Blocks."""
+        current = self.current
+        state = State(values=current.state, vectors=self._files.state(current.version))
+        return self._write(current.version + 1, self._files.model(self.layout, current.object), state)
+
     def asked(self, turn: int) -> tuple[str, ...]:
         """Which blocks a circle sends in its next turn, of which it has taken so many; none: all of them. Blocks."""
         current, shapes = self.current, self.layout.model

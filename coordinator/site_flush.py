@@ -6,6 +6,8 @@ Every flush is a round of whoever is there, announced to all. Its first phase en
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coordinator.publication import Publication
 from coordinator.rounds import GatheredRound, RoundResult, RoundServices
 from coordinator.shared_model import OpenedTurn
@@ -67,10 +69,4 @@ class SiteFlush:
             )
             for site, base in sorted(result.opened.bases.items())
         )
-        return RoundResult(
-            opened=result.opened,
-            attempts=result.attempts,
-            tried=result.tried,
-            circles=sites,
-            given_up=result.given_up,
-        )
+        return replace(result, circles=sites)

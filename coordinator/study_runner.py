@@ -111,6 +111,7 @@ class StudyRunner:
         try:
             await self._declare()
             await self._schedule().run()
+            self._require_progress()
             if not any(record.kind is RoundKind.EVALUATE for record in self._records):
                 await self._closing_evaluation()
         except StudyAbortedError as error:
@@ -131,9 +132,21 @@ class StudyRunner:
         )
 
     async def _train(self, number: int) -> None:
+        self._require_progress()
         await self._round(number, RoundKind.TRAIN)
 
+    def _require_progress(self) -> None:
+        """Raise `StudyAbortedError` where the last rounds came to nothing: all, or as many as a round has attempts."""
+        enough = min(self.study.rounds.attempts, self.study.study.rounds)
+        last = [record for record in self._records if record.kind is RoundKind.TRAIN][-enough:]
+        if len(last) == enough and all(record.came_to_nothing for record in last):
+            raise StudyAbortedError(
+                f"the last {len(last)} rounds came to nothing",
+                advice="see the log for why; raise rounds.phase_deadline or rounds.attempts in a new study",
+            )
+
     async def _flush(self, number: int) -> None:
+        self._require_progress()
         await SiteFlush(self._round_services(), self._publication(), self._store, number).run()
 
     def _load(self) -> None:
@@ -279,6 +292,8 @@ class StudyRunner:
             except (CohortTooSmallError, ProtectionError) as error:
                 for attempt in result.attempts:
                     await self._attempts.void(attempt.plan, error)
+                if self.resolved.leaves_once:
+                    break  # Sites do not send again what they have sent.
             else:
                 return
         raise StudyAbortedError(

@@ -114,10 +114,12 @@ class CarriedWork:
         return kept
 
     def entered(self, number: int, attempt: int) -> KeptUpdate | None:
-        """What entered an earlier attempt at this flush: every attempt at it sends the same. None where nothing did.
+        """What entered an earlier attempt at this flush: every attempt at it has the same. None where nothing did.
 
-        Raises `RefusedError` where it was sent and is lost.
+        Raises `RefusedError` where it may have left already, and leaves once; or is lost.
         """
+        if self._resolved.leaves_once:
+            self._store.require_first(number)
         path = self._store.kept_update(number)
         kept = KeptUpdate.load(path)
         if kept is None:

@@ -15,6 +15,7 @@ from node.commitments import commitments, keep_terms
 from node.config import NodeFile
 from node.limits import limit_doubt
 from node.own_ledger import own_entries
+from node.own_start import require_own_start
 from node.policy import Policy, require_task
 from node.privacy import limit_of, plan_here
 from node.store import NodeStore, read_cursor
@@ -84,7 +85,7 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
             )
             if study is None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
-                sys.stdout.write("  → neither its code nor its first model was looked at: approve it once more then\n")
+                sys.stdout.write("  → its code was not looked at: approve it once more then\n")
 
 
 def _doubts(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:
@@ -104,35 +105,20 @@ def code_here(study: Study) -> TaskCode:
     return task_code(type(tasks.create(study.task.name, study.task.settings)), type(study.make_strategy()))
 
 
-def require_own_start(study: Study) -> None:
-    """Raise `RefusedError` where a study says that its first model comes from its seed, and it does not.
-
-    Weights that somebody chose can make what a site sends say more than weights drawn at random. A study may bring some
-    (`study.start = "given"`), but it has to say so.
-    """
-    from secure_fl.study.start import outline_of  # torch
-
-    if study.study.start != "seed":
-        return
-    task = tasks.create(study.task.name, study.task.settings)
-    if outline_of(task, study.make_strategy(), study.study.seed).digest.hex() != study.study.initial:
-        raise RefusedError(
-            f"the first model of study {study.study.name!r} is not the one that its seed makes here; "
-            "nothing was approved",
-            advice="another version of torch or of the task may be installed where the study was written: use the "
-            'same. A study that brings a model of its own says so: start = "given" in [study]',
-        )
-
-
 def approval_of(study: Study | None) -> tuple[Approval, tuple[str, ...]]:
     """What this user agrees to now, and lines that say which code that is. A study that is unknown here has none."""
     if study is None:
         return Approval(by=this_user()), ()
     code, name = code_here(study), study.task.name
     given = Approval(by=this_user(), code=code.digest, file=file_sha256(name))
-    if given.file:
-        return given, (f"task {name}: the file with sha256:{given.file}, and no other",)
-    return given, (f"task {name}: {code.text}",)
+    text = f"the file with sha256:{given.file}, and no other" if given.file else code.text
+    return given, (f"task {name}: {text}", *_brought(study))
+
+
+def _brought(study: Study) -> tuple[str, ...]:
+    if study.study.start != "given":
+        return ()
+    return (f"first model: brought by whoever submits the study, with the digest {study.study.initial[:16]}…",)
 
 
 def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:

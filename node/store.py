@@ -196,6 +196,15 @@ class StudyStore:
                 advice="the site takes part again in the next round",
             )
 
+    def require_first(self, number: int) -> None:
+        """Raise `RefusedError` if integers of this round have left in an earlier attempt, or may have."""
+        if self.was_sent(number):
+            raise RefusedError(
+                "what this site computed for this round has left it in an earlier attempt; with protection.recovery "
+                "it leaves once",
+                advice="the site takes part again in the next round",
+            )
+
     def forget_round(self, number: int) -> None:
         """A round is over: erase what was kept for its attempts, and for those of earlier ones."""
         for path in self.folder.iterdir():

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from node.config import DatasetSection
+from node.own_start import require_own_start
 from node.training.failing import task_fails
 from node.training.finite import settled, settled_fit
 from node.training.jobs import FEATURES, Job, Result, layout_from_json
@@ -122,6 +123,7 @@ class Trainer:
         loaded, key = self._load(job), _key(job)
         _require_layout(loaded, layout_from_json(job.layout))
         if key not in self._rehearsed:
+            require_own_start(loaded.study)
             privacy = None if job.privacy is None else Mechanism(**job.privacy)
             site = _site_without(loaded, seed=job.seed, device=job.device, privacy=privacy)
             try:

@@ -218,6 +218,11 @@ def _cohort_section(record: StudyRecord) -> str:
     note += (
         "; E is the closing evaluation." if any(entry.kind is RoundKind.EVALUATE for entry in record.rounds) else "."
     )
+    if lost := [str(entry.number) for entry in record.rounds if entry.came_to_nothing]:
+        note += (
+            f" Nothing was opened in round {', '.join(lost)}: it failed after sites had sent their updates, which they "
+            "do once. The next round began from the same model."
+        )
     return section(
         title,
         note,

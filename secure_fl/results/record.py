@@ -83,6 +83,11 @@ class RoundRecord:
         return tuple(node.name for node in self.nodes if node.outcome == "took part")
 
     @property
+    def came_to_nothing(self) -> bool:
+        """Whether nobody's update was opened: the next round began from the same model."""
+        return self.kind is RoundKind.TRAIN and not self.cohort
+
+    @property
     def bytes_up(self) -> int:
         """Bytes from the nodes."""
         return sum(node.bytes_up for node in self.nodes)

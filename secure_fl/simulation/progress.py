@@ -148,6 +148,8 @@ def describe_round(record: RoundRecord, *, planned: int, buffered: bool = False)
     turns = [circle for circle in record.circles if circle.turn is not None]
     unit = "version" if buffered else "round"
     title = f"{unit} {record.number:>3}/{planned}" if record.kind is RoundKind.TRAIN else "final model"
+    if record.came_to_nothing:
+        return f"{title}  came to nothing; the next one begins from the same model"
     # A circle is merged as a whole, or not at all.
     who = merged(turns) if turns else f"cohort {len(record.cohort)}/{len(record.nodes)}  dropped {dropped}"
     # A round measures the model it starts from, so a training round's number is that of the round before.

@@ -71,6 +71,16 @@ class ResolvedStudy:
         return DECLARING if kind is RoundKind.DECLARE else self.protection
 
     @property
+    def leaves_once(self) -> bool:
+        """Whether what a site computed for a round leaves it in one attempt only, come of that what may.
+
+        Where the sites of a sum may change, two attempts with the same integers and one site more or less would show
+        that site's. A circle is opened whole or not at all: it may try as often as it likes.
+        """
+        sums = self.request is RequestKind.SUM and self.study.protection.recovery
+        return sums and not self.protection.coordinator_sees_updates
+
+    @property
     def largest_step(self) -> float:
         """How far one round can move a coordinate of the shared model."""
         return self.strategy.largest_step(self.largest_mean)

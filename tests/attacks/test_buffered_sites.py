@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from coordinator.agreements import KnownAgreements
 from coordinator.machine import RoundMachine
 from node.carried import CarriedWork
-from node.past import PastSums
 from node.store import StudyStore
 from secure_fl.errors import LedgerError, ProtectionError, RefusedError, ReleaseRefusedError, SecureFLError
 from secure_fl.identity.certificates import bind, tls_public_bytes
@@ -188,34 +187,6 @@ def test_the_coordinator_leaves_out_whom_the_others_would_refuse() -> None:
     told = {"n2": (*HISTORY[:3], lost, *HISTORY[4:])}
     result = OpenedSites(flush(Sealed()), {"n2": lost}, told).opened()
     assert result.cohort == ("n0", "n1", "n3", "n4")
-
-
-@protections
-def test_what_is_given_up_a_flush_repeated_without_one_site_shows_its_update(
-    tmp_path: Path, protection: Protection
-) -> None:
-    """No attack that is stopped: what `changing-cohorts` costs, as SECURITY.md and `study show` say it.
-
-    A coordinator opens a flush, says that nothing came of it, and opens it again without one site. Each site sends the
-    same integers, so that the difference is that site's, exactly. Every site remembers all it was part of.
-    """
-    opened = {}
-    for attempt, names in ((1, NAMES), (2, NAMES[1:])):
-        about = replace(flush(protection), attempt=attempt, invited=names)
-        about = replace(about, roster={name: about.roster[name] for name in names})
-        table = OpenedSites(about, {}, {})
-        for name in names:
-            its = replace(
-                host(name),
-                exceptions=frozenset({CHANGING_COHORTS}),
-                told=HISTORY[2:],
-                past=PastSums(tmp_path / f"{name}.json"),
-                agreed=frozenset(NAMES),
-            )
-            mine = replace(contribution(64, body=[7 + NAMES.index(name), 2, 3], head=[4, 5]), made_from=HISTORY[-1])
-            table.halves[name] = node_half(protection, about, mine, its)
-        opened[attempt] = table.opened().blocks["body"].total
-    assert [round(value) for value in opened[1] - opened[2]] == [7, 2, 3]  # what n0 gave
 
 
 # --- a site's own memory ----------------------------------------------------------------------------------------------

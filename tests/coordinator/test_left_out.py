@@ -16,6 +16,7 @@ from secure_fl.protect.recovery.node import RecoveryNode
 from secure_fl.report.page import render
 from secure_fl.results.record import LeftOut, StudyRecord
 from secure_fl.rpc.protect_recovery_pb2 import RecoveryShares
+from secure_fl.simulation.progress import describe_round
 from tests.coordinator.test_study_runner import finish, play, start_all
 from tests.support.federation import Federation, Killed
 from tests.support.training import Faults
@@ -97,8 +98,9 @@ def test_without_the_search_its_one_bit_ends_the_study_and_nobody_is_named(
     async def scenario(fed: Federation) -> None:
         start_all(fed)
         assert await fed.coordinate() is None
-        assert voids(fed) == [ProtectionError.code] * 2
+        assert voids(fed) == [ProtectionError.code] * 2  # two rounds, each of which came to nothing
         record = StudyRecord.load(fed.workspace.study_state / "record.json")
+        assert [entry.cohort for entry in record.rounds] == [(), ()]
         assert (record.outcome, record.reason, record.left_out) == ("aborted", StudyAbortedError.code, ())
 
     play(tmp_path, MASKED, scenario, nodes=5)
@@ -110,9 +112,14 @@ def test_an_attempt_that_a_dealer_spoils_is_the_last_one_it_is_in(tmp_path: Path
         start_all(fed)
         record = await finish(fed)
         assert voids(fed) == [WrongSharesError.code]
-        assert [entry.attempts for entry in record.rounds] == [2, 1, 1]
+        assert [entry.attempts for entry in record.rounds] == [1, 1, 1]
         assert record.left_out == (LeftOut(node=LIAR, round=1, what=DEALT_SEALED),)
-        assert not any(LIAR in entry.cohort for entry in record.rounds)
+        # What sites sent in the first round they send no more: it came to nothing, and the study goes on.
+        honest = tuple(name for name in fed.names if name != LIAR)
+        assert [entry.cohort for entry in record.rounds] == [(), honest, honest]
+        assert {node.outcome for node in record.rounds[0].nodes} == {"waited"}
+        assert "came to nothing" in describe_round(record.rounds[0], planned=2)
+        assert "Nothing was opened in round 1" in render(record, {})
 
     play(tmp_path, MASKED, scenario, nodes=5)
 

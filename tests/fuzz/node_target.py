@@ -122,7 +122,7 @@ class Liar:
             await self.honest.wait()
 
     async def _truth(self) -> AsyncIterator[pb.CoordinatorMessage]:
-        """The study from its start, as often as it takes: lies that were said before may still be in the node's queue."""
+        """The study from its start, as often as it takes: earlier lies may still be in the node's queue."""
         while True:
             yield self._truths()[5]
             self.forget_rounds()

@@ -132,15 +132,14 @@ def test_the_last_attempt_at_a_flush_does_without_old_work(tmp_path: Path) -> No
     assert fresh.work.entered(4, 3) is not None
 
 
-def test_what_was_sent_is_not_dropped_in_the_last_attempt(tmp_path: Path) -> None:
+def test_what_was_sent_enters_no_other_attempt(tmp_path: Path) -> None:
     site = Site(tmp_path, attempts=2)
     site.join(4)
     site.work.leaves(2)
     site.store.note_sent(4)
-    assert site.work.entered(4, 2) is not None
-    site.store.kept_update(4).unlink()
-    with pytest.raises(RefusedError, match="not on its disk any more"):
+    with pytest.raises(RefusedError, match="it leaves once"):
         site.work.entered(4, 2)
+    assert site.work.waiting(5, 1) is None  # It is in no later flush, either.
 
 
 # --- training that outlives its attempt -------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_a_hash_that_nobody_has_offered_is_approved_in_advance_and_said_so(
     told = capsys.readouterr().out
     assert "this node has not been offered such a study yet" in told
     assert "compare the hash" in told
-    assert "neither its code nor its first model was looked at" in told
+    assert "its code was not looked at" in told
     assert desk.main(["approve", str(path), str(made.folder / "study.toml")]) == 0  # Of a file, the name is known.
     told = capsys.readouterr().out
     assert told.startswith(f"approved: {made.study.id} (study)\n")
