@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import tomli_w
+
+from secure_fl.settings import read_toml
+from secure_fl.simulation.workspace import prepare
+from secure_fl.study.settings import Study
 from tests.end_to_end.test_run import command
 from tests.faults.test_kill import alive, children_of
 from tests.support.processes import ROOT
@@ -92,7 +97,21 @@ def test_a_killed_training_process_is_replaced(tmp_path: Path) -> None:
         assert not any("Traceback" in text for text in logs)
 
 
+def impatient(out: Path, *, rounds: int, recovery: bool) -> None:
+    """The folder of `running`, not begun yet, whose coordinator waits for lost sites for less than the usual 20 s."""
+    study = {
+        "study": {"rounds": rounds},
+        "task": {"name": "breast-cancer"},
+        "protection": {"recovery": recovery},
+        "metrics": {"share": "per-node"},
+        "simulation": {"nodes": 4},
+    }
+    file = prepare(out, Study.parse(study), policy={}).coordinator_file
+    file.write_text(tomli_w.dumps({**read_toml(file), "limits": {"grace": 3.0}}))
+
+
 def test_a_killed_node_is_noticed_and_takes_its_training_along(tmp_path: Path) -> None:
+    impatient(tmp_path / "out", rounds=40, recovery=True)
     with running(tmp_path / "out", "--rounds", "40", "--set", "protection.recovery=true") as run:
         os.kill(run.named("fl-node")[0], signal.SIGKILL)
         run.until(lambda: len(run.named("fl-worker")) == 3, seconds=10)
