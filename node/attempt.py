@@ -243,7 +243,9 @@ class Participation:
         begun = time.monotonic()
         (charge or self._charge).computing()
         result = await self._services.executor.run(job)
-        self._seconds = await _paused(self._services.file, time.monotonic() - begun)
+        self._seconds = await _paused(
+            self._services.file, time.monotonic() - begun, trained=self._kind is not RoundKind.EVALUATE
+        )
         self._services.listener(Trained(**self._about(), seconds=self._seconds))
         return result
 
@@ -430,8 +432,10 @@ def _base(announcement: pb.PhaseAnnouncement) -> bytes:
     return hashlib.sha256("\n".join(announcement.asked).encode() + announcement.model.digest).digest()
 
 
-async def _paused(file: NodeFile, seconds: float) -> float:
-    """How long training took, once a simulated slow machine has taken as much longer as it is slower."""
-    slowdown = 1.0 if file.simulation is None else file.simulation.slowdown
-    await asyncio.sleep((slowdown - 1) * seconds)
-    return slowdown * seconds
+async def _paused(file: NodeFile, seconds: float, *, trained: bool) -> float:
+    """How long it took, once a simulated machine has trained for its least time, and as much longer as it is slower."""
+    if file.simulation is None:
+        return seconds
+    taken = file.simulation.slowdown * max(seconds, file.simulation.seconds if trained else 0.0)
+    await asyncio.sleep(taken - seconds)
+    return taken

@@ -99,7 +99,8 @@ class SimulationSection(Settings):
     """Only in simulations: repeatable randomness. One person holds every site's secrets there anyway."""
 
     seed: int
-    slowdown: float = Field(1.0, ge=1, le=1000)  # training takes so many times longer, as on a slower machine
+    seconds: float = Field(0.0, ge=0, le=3600)  # training takes at least so long; the rest is slept
+    slowdown: float = Field(1.0, ge=1, le=1000)  # and then so many times longer, as on a slower machine
 
 
 class NodeFile(DialingFile):

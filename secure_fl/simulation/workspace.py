@@ -113,7 +113,11 @@ class Workspace:
                 "approved": [study.id],
                 **self.policy,
             },
-            "simulation": {"seed": study.study.seed, "slowdown": study.simulation.slow.get(name, 1.0)},
+            "simulation": {
+                "seed": study.study.seed,
+                "seconds": study.simulation.seconds,
+                "slowdown": study.simulation.slow.get(name, 1.0),
+            },
             "state": {"folder": "."},
         }
 

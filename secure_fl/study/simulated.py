@@ -22,15 +22,17 @@ class SimulationSection(Settings):
     degrees: float = Field(360, gt=0, le=360)
     min_samples: int = Field(10, ge=2)
     test_fraction: float = Field(0.2, gt=0, lt=1)
+    # The least that training takes at any site; it sleeps what is left. Sites that sleep do not contend for this
+    # machine's cores, as sites on machines of their own do not.
+    seconds: float = Field(0.0, ge=0, le=3600)
     slow: dict[str, float] = Field(default_factory=dict)  # site → how many times longer it trains
     path: str = ""  # data of a task that reads files, divided among the sites; relative to where `run` is started
     format: str = ""
 
     def partition_settings(self) -> PartitionSettings:
         """The part of this section that divides the data."""
-        return PartitionSettings(
-            kind=self.partition, **self.model_dump(exclude={"nodes", "partition", "slow", "path", "format"})
-        )
+        others = {"nodes", "partition", "seconds", "slow", "path", "format"}
+        return PartitionSettings(kind=self.partition, **self.model_dump(exclude=others))
 
 
 def simulated_names(sites: int) -> list[str]:
