@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from coordinator.service import Coordinator
 from coordinator.store import Owner
 from coordinator.study_runner import StudyRunner
-from secure_fl.errors import NotOwnerError, StorageError, UnknownStudyError
+from secure_fl.errors import NetworkError, NotOwnerError, StorageError, UnknownStudyError
 from secure_fl.files import private_folder
 from secure_fl.identity.certificates import Certificate
 from secure_fl.messages import require
@@ -23,6 +25,8 @@ from secure_fl.study.first_model import FirstModel
 from secure_fl.threads import in_thread, in_thread_whole
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import check_study_id, file_chunks
+
+_PART_SECONDS = 60.0  # for 1 MiB
 
 log = logging.getLogger(__name__)
 
@@ -37,18 +41,18 @@ class Operations:
         """Take a study up, with the model that it starts from. The same study again is the same study."""
         study, first = read_request(await anext(parts, pb.SubmitPart()))
         content = self._coordinator.incoming / f"{study.id}-{secrets.token_hex(8)}"
-        try:
+        with ExitStack() as ends:
             if study.id not in self._coordinator.runners:
                 # Before a byte of the model is sent: whoever is refused learns it at once.
                 await in_thread(self._coordinator.examine, study, first)
+                ends.enter_context(self._coordinator.room.taken(first.size))
+                ends.callback(content.unlink, missing_ok=True)
                 yield pb.SubmitReply(wanted=True)
                 await self._receive(parts, study.id, first, content)
             owner = Owner(name=operator.name, fingerprint=operator.fingerprint)
             runner = await self._coordinator.submit(study, first, content, owner=owner)
             log.info("study %s submitted by %s", study.id[:12], operator.name)
             yield pb.SubmitReply(status=await self._status(runner))
-        finally:
-            content.unlink(missing_ok=True)
 
     async def _receive(
         self, parts: AsyncIterator[pb.SubmitPart], study_id: str, first: FirstModel, content: Path
@@ -59,7 +63,7 @@ class Operations:
         incoming = IncomingObject(content, reference)
         try:
             while incoming.position < first.size:
-                part = await anext(parts, pb.SubmitPart())
+                part = await _next(parts)
                 require(part.WhichOneof("body") == "chunk", "a submission ends before its model is whole")
                 require(part.chunk.study_id == study_id, "a chunk of another study's model")
                 require(part.chunk.offset == incoming.position, "a chunk is out of order")
@@ -124,3 +128,17 @@ class Operations:
             needed=0 if circles else runner.study.min_cohort(runner.resolved.request),
             circles=[pb.CircleStatus(members=circle, missing=sorted(absent)) for circle, absent in circles],
         )
+
+
+async def _next(parts: AsyncIterator[pb.SubmitPart]) -> pb.SubmitPart:
+    """The next part; an empty one at the end. Raises `NetworkError` where a submission stands still.
+
+    What it has sent takes room that other submissions may want.
+    """
+    try:
+        async with asyncio.timeout(_PART_SECONDS):
+            return await anext(parts, pb.SubmitPart())
+    except TimeoutError:
+        raise NetworkError(
+            f"nothing came of a submission for {_PART_SECONDS:g} s", advice="check the connection, and submit it again"
+        ) from None

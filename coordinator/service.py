@@ -15,6 +15,7 @@ from coordinator.bulk_files import BulkFiles
 from coordinator.sessions import Hub
 from coordinator.store import Owner, Store
 from coordinator.study_runner import StudyRunner
+from coordinator.submission_room import SubmissionRoom
 from secure_fl import logs
 from secure_fl.errors import ModelTooLargeError, SecureFLError, SettingsError, StorageError
 from secure_fl.events import Listener, StudyFailed, StudyPaused, ignore
@@ -52,6 +53,7 @@ class Coordinator:
         self._grace = grace
         self._now = now
         self._model_bytes = model_bytes
+        self.room = SubmissionRoom(model_bytes)
         self._allowed_tasks = tasks  # `module:attribute`, for studies that come without their first model
         self._storage_pause = storage_pause  # before a study goes on after a storage error; None: it does not
 

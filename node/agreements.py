@@ -50,6 +50,15 @@ class Agreements:
             raise
         return file
 
+    def package(self, study: Study) -> str:
+        """The digest of the package that has the study's task, as it was approved; empty where nobody said."""
+        given = self._approvals.read().get(study.id) if self._file.policy.approve == "ask" else None
+        return "" if given is None else given.package
+
+    def refused(self, study: Study, *, number: int) -> None:
+        """Have the ledger say, once, that round `number` was refused for its code."""
+        self._accountant.refused(study.id, number, RefusedError.code)
+
     def require(self, study: Study, found: Mapping[str, str], *, number: int) -> None:
         """Raise `CodeChangedError` if the code that would train round `number` is another than was approved.
 

@@ -18,6 +18,7 @@ class Approval:
     by: str = ""
     code: str | None = None
     file: str = ""  # SHA-256 of the file that has the task, where it is no package
+    package: str = ""  # and of the package's files, where it is one (`secure_fl/tasks/package_digest.py`)
 
 
 class Approvals:

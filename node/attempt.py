@@ -39,7 +39,7 @@ from secure_fl.encoding.integers import Integers
 from secure_fl.encoding.metrics import SiteMetrics
 from secure_fl.encoding.update import decode_sums
 from secure_fl.encoding.weights import WEIGHT_UNITS
-from secure_fl.errors import LateMessageError, ProtectionError, RestartedError, SecureFLError
+from secure_fl.errors import CodeChangedError, LateMessageError, ProtectionError, RestartedError, SecureFLError
 from secure_fl.protect.combining import CombiningNodeHalf
 from secure_fl.protect.contract import Message, NodeHalf, RoundContext
 from secure_fl.randomness import KeyStream
@@ -181,7 +181,12 @@ class Participation:
 
     async def _rehearse(self) -> Mapping[str, str]:
         """What can fail without a model fails before there is one. Afterwards it would tell of the model."""
-        found = await self._services.executor.rehearse(await in_thread_whole(self._job, None))
+        job = await in_thread_whole(self._job, None)
+        try:
+            found = await self._services.executor.rehearse(job)
+        except CodeChangedError:
+            await in_thread_whole(self._services.agreements.refused, self._study, number=self._number)
+            raise
         await in_thread_whole(self._services.agreements.require, self._study, found, number=self._number)
         return found
 
@@ -266,6 +271,7 @@ class Participation:
             epochs=self._privacy.epochs(number, trains=self._kind is not RoundKind.EVALUATE),
             asked=tuple(self._first.asked),
             task=self._services.agreements.task_file(self._study, number=number),
+            package=self._services.agreements.package(self._study),
             version=self._version,
         )
 

@@ -29,6 +29,7 @@ from secure_fl.privacy.spending import Plan, cost, plans
 from secure_fl.privacy.spending import spent as spent_on
 from secure_fl.study.settings import Study
 from secure_fl.tasks.files import file_sha256
+from secure_fl.tasks.package_digest import package_sha256
 
 if TYPE_CHECKING:
     from secure_fl.tasks.code_digest import TaskCode
@@ -110,8 +111,9 @@ def approval_of(study: Study | None) -> tuple[Approval, tuple[str, ...]]:
     if study is None:
         return Approval(by=this_user()), ()
     code, name = code_here(study), study.task.name
-    given = Approval(by=this_user(), code=code.digest, file=file_sha256(name))
-    text = f"the file with sha256:{given.file}, and no other" if given.file else code.text
+    file = file_sha256(name)
+    given = Approval(by=this_user(), code=code.digest, file=file, package="" if file else package_sha256(name))
+    text = f"the file with sha256:{file}, and no other" if file else code.text
     return given, (f"task {name}: {text}", *_brought(study))
 
 

@@ -44,7 +44,7 @@ def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
 
 
 def _name(file: NodeFile) -> str:
-    mine = file.credential().certificate
+    mine = file.certificate()
     if mine.name != file.node.name:
         raise CertificateError(
             f"[node] name is {file.node.name!r}, the certificate is for {mine.name!r}",
@@ -87,7 +87,7 @@ def _task_file(path: Path) -> str:
 
 
 def _policy(file: NodeFile, path: Path) -> str:
-    policy = Policy(file, file.credential().certificate)
+    policy = Policy(file, file.certificate())
     policy.check_task(Study.read(path))  # before `read_study` imports it
     study = doctor.read_study(path)
     policy.check_terms(study)
@@ -97,7 +97,7 @@ def _policy(file: NodeFile, path: Path) -> str:
 
 def _approval(file: NodeFile, path: Path) -> str:
     study = Study.read(path)
-    policy = Policy(file, file.credential().certificate)
+    policy = Policy(file, file.certificate())
     policy.check_task(study)
     study = study.completed()
     store = NodeStore(file.state_folder)
@@ -114,7 +114,7 @@ def _training(file: NodeFile, path: Path) -> str:
     from node.training.trainer import try_out  # torch: not needed for anything else here
 
     study = Study.read(path)
-    Policy(file, file.credential().certificate).check_task(study)
+    Policy(file, file.certificate()).check_task(study)
     study = study.completed()
     dataset = file.datasets.get(study.task.dataset_id)
     if dataset is None:

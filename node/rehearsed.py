@@ -44,6 +44,7 @@ class Rehearsal:
     id: str = ""
     steps: list[Finding] = field(default_factory=list)
     leaves: Leaving | None = None
+    model: str = "the study's first model"  # what was played with, in words
     learned: tuple[str, ...] = ()  # by others, in sentences
     cost: tuple[str, ...] = ()
     seconds: float | None = None  # of training, in a round
@@ -87,7 +88,7 @@ def tell(found: Rehearsal, file: Path, study: Path) -> None:
         write(f"         → {step.fix}\n" if step.fix else "")
     if found.leaves is not None:
         write("\nWhat would leave this site in a round\n")
-        for line in _leaving_lines(found.leaves):
+        for line in _leaving_lines(found.leaves, found.model):
             write(f"  {line}\n")
     if found.learned:
         write("\nWhat others learn\n" + "".join(f"  {sentence}\n" for sentence in found.learned))
@@ -102,11 +103,11 @@ def tell(found: Rehearsal, file: Path, study: Path) -> None:
     write("\nNothing was sent, charged or kept.\n")
     if found.failed:
         write("This site cannot take part yet: see FAILED above.\n")
-    elif any(step.state == "warning" for step in found.steps):
+    elif any(step.check == "approval" and step.state == "warning" for step in found.steps):
         write(f"If the site agrees: secure-fl node approve {file} {study}\n")
 
 
-def _leaving_lines(leaves: Leaving) -> Iterator[str]:
+def _leaving_lines(leaves: Leaving, model: str) -> Iterator[str]:
     width = max((len(block.name) for block in leaves.blocks), default=0)
     for block in leaves.blocks:
         shapes = ", ".join(f"{name} {'×'.join(map(str, shape)) or '1'}" for name, shape in block.tensors.items())
@@ -121,7 +122,7 @@ def _leaving_lines(leaves: Leaving) -> Iterator[str]:
     if leaves.stay:
         yield f"blocks that stay here: {', '.join(leaves.stay)}"
     values_text = ", ".join(f"{name} {value:.4g}" for name, value in leaves.metrics.items())
-    yield f"measurements, here of the study's first model: {_METRICS[leaves.metrics_share].format(values=values_text)}"
+    yield f"measurements, here of {model}: {_METRICS[leaves.metrics_share].format(values=values_text)}"
     for name, own in leaves.sums.items():
         shown = ", ".join([*map(str, own[:_SHOWN]), *["…"] * (len(own) > _SHOWN)])
         yield f"  for {name}: {len(own)} whole numbers, {shown}"

@@ -1,4 +1,4 @@
-"""`python -m node.trial FILE STUDY.toml`: what would a study do at this site, if it took part?
+"""`python -m node.trial FILE STUDY.toml [--from MODEL]`: what would a study do at this site, if it took part?
 
 The study's first round is played as far as the site's own part in it goes (docs/DATA_PATH.md, 2 to 7): policy, data,
 training, integers. It is the code that a round runs, on a few batches. Nothing is sent, nothing is charged, and what is
@@ -29,7 +29,7 @@ from node.store import NodeStore, StudyStore
 from node.training.failing import task_fails
 from node.training.seeds import data_secrets, secret_seed, simulated_secrets
 from secure_fl import logs
-from secure_fl.errors import DataError, RefusedError, SecureFLError, TrainingError
+from secure_fl.errors import DataError, RefusedError, SecureFLError, TrainingError, UsageError
 from secure_fl.operations.doctor import Finding, read_study
 from secure_fl.randomness import KeyStream, SystemRandomness
 from secure_fl.rounds import RoundKind
@@ -53,11 +53,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m node.trial", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("study", type=Path)
+    parser.add_argument("--from", dest="model", type=Path, help="the model that the study starts from")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     logs.configure(level="error", style="text")  # What went wrong is said below, once.
     try:
-        found = rehearse(NodeFile.read(options.file), options.study)
+        found = rehearse(NodeFile.read(options.file), options.study, model=options.model)
     except SecureFLError as error:
         sys.stderr.write(f"node: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
         return error.exit_code
@@ -68,8 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
     return found.exit_code
 
 
-def rehearse(file: NodeFile, path: Path) -> Rehearsal:
-    """Everything a site can know before it agrees. Raises `SecureFLError` only where there is no study to look at."""
+def rehearse(file: NodeFile, path: Path, *, model: Path | None = None) -> Rehearsal:
+    """Everything a site can know before it agrees. Raises `SecureFLError` only where there is no study to look at.
+
+    `model` is the one that the study starts from, where somebody brings it.
+    """
     study = Study.read(path)
     policy, store = Policy(file, file.certificate()), NodeStore(file.state_folder)
     found = Rehearsal(study=study.study.name, rounds=study.study.rounds)
@@ -88,9 +92,31 @@ def rehearse(file: NodeFile, path: Path) -> Rehearsal:
         say(_budget(file, study))
     found.steps.append(_approval(file, store, study))
     found.learned = _learned(study)
+    start = _first_model(study, model, found)
     with found.step("training") as say:
-        _play(file, store, policy, study, found, say)
+        _play(file, store, policy, study, found, say, start=start)
     return found
+
+
+def _first_model(study: Study, model: Path | None, found: Rehearsal) -> Start | None:
+    """The model that somebody brought; None where the one that the study's seed makes is played."""
+    from secure_fl.study.given import start_from  # torch
+
+    start, given = None, study.study.start == "given"
+    if model is not None:
+        with found.step("first model") as say:
+            if not given:
+                raise UsageError("the study's first model is made from its seed", advice="leave --from out")
+            start = start_from(study, model)
+            say(f"{model} is the one that the study names")
+    elif given:
+        message = 'the study brings a model of its own (start = "given"), which is not here; its seed\'s is used below'
+        found.steps.append(
+            Finding("first model", "warning", message, "ask the study lead for it, and add --from MODEL")
+        )
+    if given and start is None:
+        found.model = "a model that the study's seed makes, NOT of the one that the study starts from"
+    return start
 
 
 def _approval(file: NodeFile, store: NodeStore, study: Study) -> Finding:
@@ -127,7 +153,14 @@ def _learned(study: Study) -> tuple[str, ...]:
 
 
 def _play(
-    file: NodeFile, store: NodeStore, policy: Policy, study: Study, found: Rehearsal, say: Callable[[str], None]
+    file: NodeFile,
+    store: NodeStore,
+    policy: Policy,
+    study: Study,
+    found: Rehearsal,
+    say: Callable[[str], None],
+    *,
+    start: Start | None,
 ) -> None:
     name = study.task.dataset_id
     if name not in file.datasets:
@@ -136,7 +169,7 @@ def _play(
             advice=f"add it, with the path of this site's data for the task {study.task.name!r}",
         )
     with tempfile.TemporaryDirectory(prefix="secure-fl-try-") as folder:
-        played = _Play(file, store, policy, ResolvedStudy.of(study), Path(folder))
+        played = _Play(file, store, policy, ResolvedStudy.of(study), Path(folder), start=start)
         rows = played.load()
         say(f"{rows} rows to train on; the data were looked through and one batch was trained")
         found.seconds = played.train()
@@ -147,7 +180,16 @@ def _play(
 class _Play:
     """One site, alone, in the first round."""
 
-    def __init__(self, file: NodeFile, store: NodeStore, policy: Policy, resolved: ResolvedStudy, folder: Path) -> None:
+    def __init__(
+        self,
+        file: NodeFile,
+        store: NodeStore,
+        policy: Policy,
+        resolved: ResolvedStudy,
+        folder: Path,
+        *,
+        start: Start | None = None,
+    ) -> None:
         from secure_fl import tasks
         from secure_fl.study.start import start_of
 
@@ -156,7 +198,7 @@ class _Play:
         self._resolved = resolved
         study = resolved.study
         task = tasks.create(study.task.name, study.task.settings)
-        self._start: Start = start_of(task, resolved.strategy, study.study.seed)
+        self._start: Start = start or start_of(task, resolved.strategy, study.study.seed)
         self._dataset: DatasetSection = file.datasets[study.task.dataset_id]
         self._privacy = SitePrivacy(file, resolved)
         self._scratch = StudyStore(folder / "study")

@@ -180,6 +180,17 @@ class TooManyRequestsError(NetworkError):
     advice = "wait; if this is no mistake, raise [limits] in the coordinator's file"
 
 
+class SubmissionsFullError(NetworkError):
+    """Models that are being submitted to a coordinator take as much as they may together."""
+
+    code = "SubmissionsFull"
+    status = "RESOURCE_EXHAUSTED"
+    advice = (
+        "submit again in a few minutes: room comes back when a submission ends or stands still for a minute; whoever "
+        "runs the coordinator may raise [limits] model_bytes in its file, of which twice as much may come at once"
+    )
+
+
 # --- identity ---------------------------------------------------------------------------------------------
 
 

@@ -7,11 +7,15 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from secure_fl.errors import SettingsError, UnknownNameError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _SHOWN_CHARS = 80
 
@@ -102,33 +106,29 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> Sett
     first = first or problems[0]
     # Such a value is reported with the kind that was tried, which is no part of the key. A key that nobody knows is
     # one, whatever is in it.
-    parts, unknown = [str(part) for part in first["loc"]], first["type"] == "extra_forbidden"
-    location = [part for place, part in enumerate(parts, 1) if "[" not in part or (unknown and place == len(parts))]
+    parts, unknown = list(first["loc"]), first["type"] == "extra_forbidden"
+    location = [
+        part for place, part in enumerate(parts, 1) if "[" not in str(part) or (unknown and place == len(parts))
+    ]
     if first["type"].endswith("_type") and location[-1:] and location[-1] in _KINDS:
         location.pop()
-    key = ".".join([where, *location] if where else location)
-    if first["type"] == "extra_forbidden":
+    key = _key([where, *location] if where else location)
+    if unknown:
         known = tuple(_fields_at(model, location[:-1]))
-        close = nearest(location[-1], known)
-        return UnknownNameError("key", key, nearest=close, known=known)
+        return UnknownNameError("key", key, nearest=nearest(str(location[-1]), known), known=known)
     if first["type"] == "missing":
         return SettingsError(f"{key}: this key is required")
+    if first["type"] == "literal_error":
+        return _not_among(key, first["input"], str(first["ctx"]["expected"]))
     given = "" if isinstance(first["input"], Mapping) else f" (got {_short(first['input'])})"
-    kind, limits = first["type"], first.get("ctx", {})
-    if kind == "literal_error":
-        return _not_among(key, first["input"], str(limits["expected"]))
-    message = _PLAIN[kind].format(**limits) if kind in _PLAIN else first["msg"].removeprefix("Value error, ")
-    return SettingsError(f"{key}: {message}{given}" if key else message, advice=_NUMBERS.get(kind))
+    message = _plain(first, _fields_at(model, location[:-1]).get(str(location[-1])) if location else None)
+    return SettingsError(f"{key}: {message}{given}" if key else message, advice=_NUMBERS.get(first["type"]))
 
 
 _KINDS = {"int", "float", "str", "bool"}
 
 # What pydantic says, in the words of somebody who writes a file.
 _PLAIN = {
-    "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be {ge:g} or more",
-    "less_than": "must be below {lt:g}",
-    "less_than_equal": "must be {le:g} or less",
     "finite_number": "must be a finite number",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
@@ -138,11 +138,57 @@ _PLAIN = {
     "dict_type": "must be a table",
     "model_type": "must be a section, with keys of its own",
     "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "none_required": "must be left out",
+    "multiple_of": "must be a multiple of {multiple_of}",
     "string_pattern_mismatch": "does not have the form {pattern}",
     "string_too_long": "may have {max_length} characters at most",
+    "string_too_short": "must have {min_length} characters or more",
     "too_short": "must have {min_length} entries or more",
+    "too_long": "may have {max_length} entries at most",
 }
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_LIMITS = {"gt": "above {}", "ge": "{} or more", "lt": "below {}", "le": "{} or less"}
 _NUMBERS = dict.fromkeys(("int_type", "float_type"), "numbers stand without quotes: 3, 0.05, 1e-5")
+
+
+def _plain(problem: ErrorDetails, field: FieldInfo | None) -> str:
+    """What a value must be; of a number that is everything which is allowed, and not only what it went against."""
+    kind, limits = problem["type"], problem.get("ctx", {})
+    if kind in _BOUNDS:
+        return f"must be {_allowed(field) or _within(limits)}"
+    if kind not in _PLAIN:
+        return problem["msg"].removeprefix("Value error, ")
+    if kind == "string_pattern_mismatch" and field is not None and field.description:
+        return f"must be {field.description}"
+    if kind in ("too_short", "string_too_short") and limits.get("min_length") == 1:
+        return "must not be empty"
+    message = _PLAIN[kind].format(**limits)
+    allowed = _allowed(field) if kind in ("int_type", "int_from_float", "float_type", "finite_number") else ""
+    return (
+        f"{message}{' ' if allowed.startswith(('from', 'above', 'below')) else ', '}{allowed}" if allowed else message
+    )
+
+
+def _allowed(field: FieldInfo | None) -> str:
+    """From where to where a number may go, in words; nothing where it has no bounds."""
+    if field is None:
+        return ""
+    return _within({name: getattr(one, name) for one in field.metadata for name in _LIMITS if hasattr(one, name)})
+
+
+def _within(limits: Mapping[str, Any]) -> str:
+    if "ge" in limits and "le" in limits:
+        return f"from {limits['ge']} to {limits['le']}"
+    return " and ".join(words.format(limits[name]) for name, words in _LIMITS.items() if name in limits)
+
+
+def _key(location: Iterable[str | int]) -> str:
+    """A key as it stands in a file; of a list, which entry, counted from one."""
+    key = ""
+    for part in location:
+        key += f", entry {part + 1}" if isinstance(part, int) else f".{part}" if key else part
+    return key
 
 
 def _not_among(key: str, given: object, expected: str) -> SettingsError:
@@ -155,14 +201,23 @@ def _not_among(key: str, given: object, expected: str) -> SettingsError:
 
 def _short(value: object) -> str:
     """A value as it was given, cut where it stops helping."""
-    text = repr(value)
+    text = _as_written(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
-def _fields_at(model: type[BaseModel], location: list[str]) -> list[str]:
+def _as_written(value: object) -> str:
+    """As in a file, which has no tuples and no True."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_as_written, value[:_SHOWN_CHARS]))}]"
+    return "nothing" if value is None else repr(value)
+
+
+def _fields_at(model: type[BaseModel], location: Iterable[str | int]) -> Mapping[str, FieldInfo]:
     for part in location:
-        field = model.model_fields.get(part)
+        field = model.model_fields.get(str(part))
         if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            return []
+            return {}
         model = field.annotation
-    return list(model.model_fields)
+    return model.model_fields

@@ -49,6 +49,7 @@ class Job:
     code: str = ""  # digest of the task's code that was agreed to; empty: any
     task_file: str = ""  # that has the task; empty: it is in a package
     task_sha256: str = ""  # of that file, as it was agreed to; empty: any
+    package_sha256: str = ""  # of the task's package, as it was agreed to; empty: any
     rehearsal: bool = False  # nothing is received yet: only try whether it could be done
 
     def to_json(self) -> str:

@@ -32,11 +32,13 @@ def make_job(
     epochs: int = 0,
     asked: tuple[str, ...] = (),
     task: TaskFile | None = None,
+    package: str = "",
     version: int | None = None,
 ) -> Job:
     """The job of a round and attempt (`key`); without `received` the model that is trained is not here yet.
 
-    Under a `mechanism`, `epochs` passes over the data were reserved. `task` is the file that has the task, if any.
+    Under a `mechanism`, `epochs` passes over the data were reserved. `task` is the file that has the task, if any, and
+    `package` the digest of its package that was approved.
     """
     number, attempt = key
     return Job(
@@ -71,6 +73,7 @@ def make_job(
         salt=secrets.salt.hex(),
         task_file="" if task is None else str(task.path),
         task_sha256="" if task is None else task.sha256,
+        package_sha256=package if task is None else "",
     )
 
 

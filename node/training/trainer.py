@@ -37,6 +37,7 @@ from secure_fl.tasks.base import LocalData, Share, Source, Split, Task
 from secure_fl.tasks.code_digest import task_code
 from secure_fl.tasks.files import TaskFile, register
 from secure_fl.tasks.model_blocks import InitialBlocks, layout_of, seeded
+from secure_fl.tasks.package_digest import require_package
 from secure_fl.tasks.state_dict import save_model
 
 _Key: TypeAlias = tuple[str, str, str, str]  # the study, the site, where its data are, which file has the task
@@ -141,6 +142,7 @@ class Trainer:
             study = Study.from_canonical(Path(job.study).read_bytes())
             if job.task_file:
                 register(study.task.name, TaskFile(path=Path(job.task_file), sha256=job.task_sha256))
+            require_package(study.task.name, job.package_sha256, study=study.study.name)
             dataset, split_key = DatasetSection.parse(job.dataset), bytes.fromhex(job.split_key)
             self._loaded[key] = _load(study, dataset, Path(job.folder), split_key)
         return self._loaded[key]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from secure_fl import tasks
+from secure_fl.api.rows import Rows
 from secure_fl.errors import SettingsError, StorageError
 from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
 from secure_fl.results.record import StudyRecord
@@ -56,7 +57,7 @@ class Run:
     def history(self) -> Any:
         """One row per round: the model after it, measured, and what it cost. Round 0 is the untrained model.
 
-        A pandas DataFrame where pandas is installed, and a list of dicts elsewhere.
+        A pandas DataFrame where pandas is installed, and a list of dicts elsewhere (`secure_fl/api/rows.py`).
         """
         return _table(history(self.record), COLUMNS)
 
@@ -163,7 +164,7 @@ def _table(rows: list[Row], first: tuple[str, ...] = ()) -> Any:
     try:
         import pandas
     except ImportError:
-        return rows
+        return Rows(rows)
     return pandas.DataFrame(rows, columns=list(columns_of(rows, first)))
 
 

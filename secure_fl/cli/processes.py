@@ -57,6 +57,10 @@ def status(path: NodePath, as_json: Annotated[bool, typer.Option("--json", help=
 def try_study(
     path: NodePath,
     study: Annotated[Path, typer.Argument(help="The study file.")],
+    model: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="MODEL", help='The model that a study with start = "given" goes on from.'),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Rehearse a study here: check, load the data, train a few batches, show what would leave and what it costs.
@@ -65,7 +69,8 @@ def try_study(
 
     Example: secure-fl node try node.toml heart.toml
     """
-    become("node.trial", str(path), str(study), *(["--json"] if as_json else []))
+    given = [] if model is None else ["--from", str(model)]
+    become("node.trial", str(path), str(study), *given, *(["--json"] if as_json else []))
 
 
 @node.command("mock")

@@ -42,7 +42,7 @@ class DialingSection(IdentitySection):
     """The one coordinator a party talks to."""
 
     coordinator: str  # host:port
-    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$", description="64 hexadecimal digits in lower case")
     proxy: str = ""  # http://[user:password@]host:port; empty: the environment's HTTPS_PROXY / NO_PROXY
 
 
@@ -126,10 +126,15 @@ class PartyFile(Settings):
     def check_identity(self, role: str, *, now: datetime) -> Credential:
         """The party's credential, if the consortium vouches for it now, in this role. Raises `CertificateError`."""
         credential = self.credential()
-        trust = self.trust()
-        self._require_own_authority()
-        trust.check(credential.certificate, role=role, now=now)
+        self.check_certificate(role, now=now)
         return credential
+
+    def check_certificate(self, role: str, *, now: datetime) -> Certificate:
+        """The same of the certificate alone, whatever its keys are."""
+        certificate, trust = self.certificate(), self.trust()
+        self._require_own_authority()
+        trust.check(certificate, role=role, now=now)
+        return certificate
 
     def _require_own_authority(self) -> None:
         path, mine = self.path(self.identity.ca), self.certificate()

@@ -79,19 +79,32 @@ def failing(error: SecureFLError) -> Callable[[], str]:
 
 
 def tell(findings: Iterable[Finding], *, as_json: bool) -> int:
-    """Print findings as they come; the exit code is 0 only if nothing failed."""
-    seen = []
+    """Print findings as they come; the exit code is 0 only if nothing failed.
+
+    What fails for a reason that was told before is only named, in the end: a person has one thing to correct. In JSON
+    every check has its outcome.
+    """
+    seen: list[Finding] = []
+    again: list[str] = []
     for finding in findings:
+        if any((one.message, one.fix) == (finding.message, finding.fix) for one in seen if one.state == "failed"):
+            again.append(finding.check)
+        elif not as_json:
+            _print(finding)
         seen.append(finding)
-        if not as_json:
-            mark = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}[finding.state]
-            sys.stdout.write(f"{mark}  {finding.check}: {finding.message}\n")
-            sys.stdout.write(f"         → {finding.fix}\n" if finding.fix else "")
-            sys.stdout.flush()
+    if again and not as_json:
+        sys.stdout.write(f"         for a reason above, these fail, too: {', '.join(again)}\n")
     failed = sum(finding.state == "failed" for finding in seen)
     if as_json:
         sys.stdout.write(json.dumps({"ok": failed == 0, "checks": [asdict(finding) for finding in seen]}) + "\n")
     return 1 if failed else 0
+
+
+def _print(finding: Finding) -> None:
+    mark = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}[finding.state]
+    sys.stdout.write(f"{mark}  {finding.check}: {finding.message}\n")
+    sys.stdout.write(f"         → {finding.fix}\n" if finding.fix else "")
+    sys.stdout.flush()
 
 
 def command(
@@ -156,7 +169,7 @@ def party(file: PartyFile, role: str) -> Iterator[Check]:
 
 def _certificate(file: PartyFile, role: str) -> str:
     now = utc_now()
-    mine = file.check_identity(role, now=now).certificate
+    mine = file.check_certificate(role, now=now)
     left = (mine.not_after - now).days
     if left < _EXPIRY_DAYS:
         raise DoubtError(

@@ -36,20 +36,52 @@ class StudyTerms:
 def witnessed_faults(
     entries: Sequence[Entry], site: str, known: Sequence[Plan], notes: Sequence[WitnessNote]
 ) -> list[Fault]:
-    """`notes` are those about this site: what others are caught at is no fault of its ledger."""
-    faults = [
-        Fault(entry=entry, what=what, error="RewrittenLedger")
-        for entry, what in (*missing_from(entries, site, notes), *_unplanned(entries, known, notes))
-    ]
+    """`notes` are those about this site: what others are caught at is no fault of its ledger.
+
+    A cut, or a change of history, has one cause and shows in every note from there on: the cause comes first, and what
+    follows from it as one more fault.
+    """
+    missing, unplanned = missing_from(entries, site, notes), list(_unplanned(entries, known, notes))
+    found: list[tuple[int, str]] = missing[:1]
+    if missing:
+        first = missing[0][0]
+        followed = [one for one in unplanned if one.length > first]
+        unplanned = [one for one in unplanned if one.length <= first]
+        found += [(first, what) for what in _consequences(more=len(missing) - 1, unplanned=len(followed))]
+    found += [(one.entry, one.what) for one in unplanned]
+    faults = [Fault(entry=entry, what=what, error="RewrittenLedger") for entry, what in found]
     for one, other in two_stories(notes):
         what = f"two stories: {one}; and {other}"
         faults.append(Fault(entry=min(one.head.length - 1, len(entries)), what=what, error="RewrittenLedger"))
     return faults
 
 
-def _unplanned(
-    entries: Sequence[Entry], known: Sequence[Plan], notes: Sequence[WitnessNote]
-) -> Iterable[tuple[int, str]]:
+def _consequences(*, more: int, unplanned: int) -> Iterable[str]:
+    """What a cut or a change of history leads to besides, in one line."""
+    parts = []
+    if more:
+        parts.append(f"{_count(more, 'more note')} of other sites {'does' if more == 1 else 'do'} not fit")
+    if unplanned:
+        verb = "is" if unplanned == 1 else "are"
+        parts.append(f"{_count(unplanned, 'attempt')} that the site took part in {verb} not planned in it")
+    if parts:
+        yield f"because of that, {', and '.join(parts)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unplanned:
+    """An attempt that a note shows and no plan in the ledger does."""
+
+    entry: int
+    what: str
+    length: int  # of the ledger, as the note has it
+
+
+def _unplanned(entries: Sequence[Entry], known: Sequence[Plan], notes: Sequence[WitnessNote]) -> Iterable[_Unplanned]:
     """A site shows its ledger in attempts it takes part in, after it has planned them: so the plan is in there.
 
     What was computed then is never taken back, but for an attempt that would have sent the same again.
@@ -61,7 +93,11 @@ def _unplanned(
     for note in notes:
         key = (note.study, max(1, note.round), note.attempt)
         if key not in planned or planned[key] >= note.head.length:
-            yield min(note.head.length, len(entries)) - 1, f"the site took part and had not planned it; {note}"
+            yield _Unplanned(
+                entry=min(note.head.length, len(entries)) - 1,
+                what=f"the site took part and had not planned it; {note}",
+                length=note.head.length,
+            )
 
 
 _TERMS_OF_RECORDS = ("unit", "clip", "delta")  # A study's group_rows says nothing about records.

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ from secure_fl.identity.signing import SigningKey, verify
 LEDGER_VERSION = 2
 _DOMAIN = "ledger"
 _START = "0" * 64
+_LONGEST = 10**9  # lines of a ledger: whatever is said to lie beyond is not repeated
 _MALFORMED = (SecureFLError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 # What an entry can say, in the words of the person who reads it.
@@ -204,10 +205,11 @@ def read_ledger(path: Path) -> Iterator[Entry]:
     That the certificates are the consortium's is for `read_site_ledger` to say. Raises `LedgerError` naming the first
     bad entry, and `SchemaError` for a genuine one that a newer version wrote.
     """
-    lines = _content(path).removesuffix(b"\n").split(b"\n")
+    content = _content(path)
+    lines = content.removesuffix(b"\n").split(b"\n")
     if lines == [b""]:
         raise LedgerError(f"{path}: it is empty")
-    yield from _verified(path, lines)
+    yield from _verified(path, lines, torn=not content.endswith(b"\n"))
 
 
 def _content(path: Path) -> bytes:
@@ -219,8 +221,8 @@ def _content(path: Path) -> bytes:
         raise LedgerError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _verified(path: Path, lines: Iterable[bytes]) -> Iterator[Entry]:
-    """Lines as entries, as long as each is signed and names the one before."""
+def _verified(path: Path, lines: Sequence[bytes], *, torn: bool = False) -> Iterator[Entry]:
+    """Lines as entries, as long as each is signed and names the one before; `torn`: no newline ends the last."""
     previous, version = _START, 1
     owner: Certificate | None = None
     for number, line in enumerate(lines):
@@ -246,11 +248,23 @@ def _verified(path: Path, lines: Iterable[bytes]) -> Iterator[Entry]:
                 sequence=number, time=body["time"], kind=kind, facts=body["facts"], version=version, digest=digest
             )
         except _MALFORMED:
-            raise LedgerError(f"{path}: entry {number} is not genuine") from None
+            why = _why(line, number, torn=torn and number == len(lines) - 1)
+            raise LedgerError(f"{path}: entry {number} is not genuine{why}") from None
         if version > LEDGER_VERSION:
             raise SchemaError(f"{path}: entry {number} was written by a newer version")
         yield entry
         previous = digest
+
+
+def _why(line: bytes, number: int, *, torn: bool) -> str:
+    """The likely reason why a line is not the entry that belongs there; nothing where its text does not tell."""
+    try:
+        says = json.loads(line)["sequence"]
+    except _MALFORMED:
+        return ": the last line is half written (a copy made while the node wrote, or the file was cut)" if torn else ""
+    if isinstance(says, int) and number < says < _LONGEST:
+        return f": the line there is numbered {says}, so that {says - number} before it are missing"
+    return ""
 
 
 def _of_site(path: Path, entries: Iterable[Entry], authority: bytes, site: str | None) -> tuple[Entry, ...]:

@@ -176,9 +176,12 @@ def read_witness(path: Path, *, authority: bytes) -> tuple[WitnessNote, ...]:
 
 
 def missing_from(entries: Sequence[Entry], site: str, notes: Iterable[WitnessNote]) -> list[tuple[int, str]]:
-    """What a site once showed and its ledger no longer has: for each, the entry from which on it differs, and words."""
+    """What a site once showed and its ledger no longer has: for each, the entry from which on it differs, and words.
+
+    The earliest difference first; of a cut, what shows that most is missing.
+    """
     found = []
-    for note in notes:
+    for note in sorted(notes, key=lambda note: (-note.head.length, note.time)):
         length = note.head.length
         if note.head.site != site:
             continue
@@ -188,7 +191,7 @@ def missing_from(entries: Sequence[Entry], site: str, notes: Iterable[WitnessNot
             )
         elif entries[length - 1].digest != note.head.head:
             found.append((length - 1, f"the ledger was rewritten at or before line {length}; {note}"))
-    return sorted(found)
+    return sorted(found, key=lambda one: one[0])
 
 
 def two_stories(notes: Iterable[WitnessNote]) -> list[tuple[WitnessNote, WitnessNote]]:

@@ -58,7 +58,7 @@ class StudySection(Settings):
     rounds: int = Field(10, ge=1, le=100_000)
     seed: int = Field(0, ge=0, lt=2**63)
     # The digest of the model that the first round begins from (`secure_fl.study.start`); `completed` writes it.
-    initial: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+    initial: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="64 hexadecimal digits")
     start: Literal["seed", "given"] = "seed"  # what makes it; or somebody brings it, to train on (`study/given.py`)
     # Site name → fingerprint of its signing key. The coordinator cannot add anybody.
     roster: dict[str, str] = Field(default_factory=dict)
@@ -125,6 +125,13 @@ class StrategySection(_WithSettings):
     """A strategy and its settings."""
 
     name: str = "fedavg"
+
+    @model_validator(mode="after")
+    def _known_settings(self) -> Self:
+        """Refused on reading: settings of strategies need no torch. Those of tasks do, and `check` looks at them."""
+        if strategies.is_built_in(self.name) or self.name in strategies.known():  # else `check` says so
+            strategies.settings(self.name).parse(self.settings, where="strategy")
+        return self
 
 
 class ProtectionSection(_WithSettings):

@@ -51,6 +51,7 @@ class Shorthand(Settings):
         table: dict[str, Any] = {}
         apply(table, settings or {})
         apply(table, words)
+        _require_task_settings(table.get("task", {}))
         return cls.parse(table)
 
     def changed(self, settings: Mapping[str, Any] | None = None, /, **words: Any) -> Self:
@@ -131,6 +132,16 @@ def _task(task: type[Task] | Task, table: dict[str, Any]) -> str:
         own = task.settings.model_dump(mode="json", exclude_none=True)
         table.setdefault("task", {}).update(own)
     return in_process.add(task)
+
+
+def _require_task_settings(section: Mapping[str, Any]) -> None:
+    """Raise for a wrong setting of a class that this process has. Those of other tasks would have to import torch."""
+    from secure_fl.tasks import in_process
+
+    task = in_process.find(str(section.get("name", "")))
+    if isinstance(task, type):
+        own = {key: value for key, value in section.items() if key not in ("name", "dataset")}
+        task.Settings.parse(own.get("settings", own), where="task")
 
 
 def _strategy(strategy: type[Strategy]) -> str:

@@ -71,6 +71,11 @@ def resolve(name: str) -> type[Task]:
     return _load(name, name)
 
 
+def module_of(name: str) -> str:
+    """The module that the task called `name` would be imported from. Nothing is imported."""
+    return _installed().get(name, name).partition(":")[0]
+
+
 def create(name: str, settings: Mapping[str, Any]) -> Task:
     """The task called `name` with validated `settings`; raises as `resolve` does, or names the wrong key."""
     here = in_process.find(name)

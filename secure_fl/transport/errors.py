@@ -19,6 +19,7 @@ from secure_fl.errors import (
     SecureFLError,
     SettingsError,
     StorageError,
+    SubmissionsFullError,
     by_code,
     known_code,
     rebuild,
@@ -28,9 +29,9 @@ from secure_fl.rpc import federation_pb2 as pb
 
 DETAIL_KEY = "secure-fl-error-bin"
 
-# What is wrong with a study, or with a request about one. Neither quotes anything of the coordinator's machine, as
-# errors of its disk do. A caller meets neither before it is authenticated.
-_TOLD = (SettingsError, RoundError)
+# What is wrong with a study, or with a request about one. None quotes anything of the coordinator's machine, as
+# errors of its disk do. A caller meets none before it is authenticated.
+_TOLD = (SettingsError, RoundError, SubmissionsFullError)
 _TOLD_CHARS = 600
 ASK = "ask whoever runs the coordinator: its log says what it is"
 

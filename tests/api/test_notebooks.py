@@ -2,6 +2,7 @@
 
 The first one is carried out by Jupyter itself, in a kernel. The others are carried out cell by cell in this process,
 while an event loop is running, since each kernel takes many seconds to start; `-m slow` gives them to Jupyter, too.
+The first and the third are carried out without pandas, the second with it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +42,29 @@ def test_there_are_three_without_output() -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    [FIRST, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)],
-    ids=lambda path: path.stem,
+    ("path", "pandas"),
+    [(FIRST, False), *(pytest.param(path, True, marks=pytest.mark.slow) for path in NOTEBOOKS)],
+    ids=lambda value: value.stem if isinstance(value, Path) else "with pandas" if value else "without pandas",
 )
-def test_jupyter_carries_it_out(path: Path, tmp_path: Path) -> None:
+def test_jupyter_carries_it_out(path: Path, pandas: bool, tmp_path: Path) -> None:
+    if not pandas:
+        (tmp_path / "pandas.py").write_text("raise ImportError")  # found first: a kernel looks where it runs
     book = read(path)
     NotebookClient(book, timeout=170, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = "".join(str(output) for cell in book.cells for output in cell.get("outputs", []))
     if path == FIRST:
         assert "██████████████████████████████ 3/3" in shown  # the progress of the cell, to its end
         assert "<table>" in shown
+        assert ("dataframe" in shown) == pandas
+        assert "planned" in shown  # of the ledger's table
         assert list(tmp_path.glob("runs/first/nodes/*/ledger.jsonl"))
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
 def test_its_cells_work_where_a_loop_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if path.stem.startswith("3"):
+        monkeypatch.setitem(sys.modules, "pandas", None)
     monkeypatch.setattr(strategies, "_HERE", {})
     names: dict[str, Any] = {"__name__": "__main__"}
 

@@ -98,6 +98,17 @@ def test_without_pandas_tables_are_lists(run: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert [row["round"] for row in run.history] == [0, 1, 2]
     assert run.history[0]["seconds"] is None
+    # As pandas does it, so that the same cell of a notebook works.
+    assert run.history[["round", "bytes_up"]][0] == {"round": 0, "bytes_up": None}
+    assert [row["round"] for row in run.history[1:].head(1)] == [1]
+    assert run.site_history.tail(2)[-1]["site"] == run.sites[-1]
+    assert run.history.tail(0) == []
+    assert run.ledger("site-01")[["kind", "round"]][0]["round"] is None  # of the entry that opens it
+    shown = run.ledger("site-01")[["sequence", "kind"]].head(1)._repr_html_()
+    assert "<th>sequence</th><th>kind</th>" in shown
+    assert "<td>0</td><td>opened</td>" in shown
+    with pytest.raises(KeyError, match="bytes_upp"):
+        run.history[["bytes_upp"]]
 
 
 def test_models_are_torch_modules_with_the_coordinators_values(run: Run) -> None:

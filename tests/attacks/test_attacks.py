@@ -29,6 +29,7 @@ from tests.support.training import FakeTraining
 LAYOUT = Layout((BlockShape(name="features", tensors=(TensorShape(name="w", shape=(3,)),)),))
 WEIGHTS = bytes(12)
 INITIAL = LAYOUT.digest(LAYOUT.unflatten(WEIGHTS)).hex()
+HANGS = 150  # seconds, below pytest's own limit: no test is about them, and one that hangs should still tidy up
 
 
 class EvilCoordinator:
@@ -41,6 +42,7 @@ class EvilCoordinator:
         self.models: dict[bytes, bytes] = {}  # that it announced, by digest
         self.fetched: list[bytes] = []
         self.said: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
+        self._came = asyncio.Condition()  # an upload
 
     async def session(self, peer: Any, incoming: AsyncIterator[pb.NodeMessage]) -> AsyncIterator[pb.CoordinatorMessage]:
         reader = asyncio.create_task(self._read(incoming))
@@ -60,7 +62,9 @@ class EvilCoordinator:
 
     async def upload(self, peer: Any, parts: AsyncIterator[pb.UploadPart]) -> pb.UploadReceipt:
         collected = [part async for part in parts]
-        self.uploads.append(collected[0].header)
+        async with self._came:
+            self.uploads.append(collected[0].header)
+            self._came.notify_all()
         return pb.UploadReceipt(study_id=self.fed.study.id, upload_id=collected[0].header.upload_id)
 
     async def download(self, peer: Any, request: pb.DownloadRequest) -> AsyncIterator[pb.Chunk]:
@@ -78,7 +82,7 @@ class EvilCoordinator:
         )  # fmt: skip
         self.models.update({reference(each).sha256: each for each in (first, weights)})
         body = pb.PhaseAnnouncement(
-            round=number, attempt=attempt, kind=pb.ROUND_KIND_TRAIN, phase="upload", deadline_ms=5000, model=model,
+            round=number, attempt=attempt, kind=pb.ROUND_KIND_TRAIN, phase="upload", deadline_ms=60_000, model=model,
             invited=invited or self.fed.names, payload=pb.Payload(protection="none", phase="upload", version=1),
         )  # fmt: skip
         if declared := changes.pop("declared", b""):
@@ -92,15 +96,22 @@ class EvilCoordinator:
 
     async def answer(self) -> str:
         """The code by which the node refuses."""
-        return (await asyncio.wait_for(self.said.get(), 5)).sit_out.reason
+        return (await self.said.get()).sit_out.reason
 
     async def next_upload(self, count: int) -> None:
-        """Wait until the node has sent that many uploads."""
-        for _ in range(200):
-            if len(self.uploads) >= count:
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"{len(self.uploads)} uploads, expected {count}")
+        """Wait until the node has sent that many uploads, however long a busy machine takes to train."""
+        async with self._came:
+            await self._came.wait_for(lambda: len(self.uploads) >= count)
+
+    async def outcome(self, count: int) -> str:
+        """Whatever comes first: the code by which the node refuses, or "uploaded" with that many uploads."""
+        refused, sent = asyncio.ensure_future(self.answer()), asyncio.ensure_future(self.next_upload(count))
+        try:
+            done, _ = await asyncio.wait({refused, sent}, return_when=asyncio.FIRST_COMPLETED)
+            return refused.result() if refused in done else "uploaded"
+        finally:
+            refused.cancel()
+            sent.cancel()
 
 
 def against_a_node(
@@ -121,8 +132,9 @@ def against_a_node(
         node = Node(file, _Fixed(evil, file), training or FakeTraining())
         task = asyncio.create_task(node.run())
         try:
-            assert (await asyncio.wait_for(evil.said.get(), 5)).study_answer.accepted
-            await asyncio.wait_for(scenario(evil, task, node), 30)
+            async with asyncio.timeout(HANGS):
+                assert (await evil.said.get()).study_answer.accepted
+                await scenario(evil, task, node)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

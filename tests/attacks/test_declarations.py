@@ -49,11 +49,7 @@ def two_circles(folder: Path) -> list[str]:
         for attempt, circle in enumerate((sites[:4], (sites[0], *sites[5:])), 1):
             raw = declarations(evil, circle)
             evil.announce(number=1, attempt=attempt, invited=circle, declared=raw)
-            try:
-                answers.append(await evil.answer())
-            except TimeoutError:
-                await evil.next_upload(attempt)
-                answers.append("uploaded")
+            answers.append(await evil.outcome(attempt))
 
     against_a_node(folder, scenario, settings=SETTINGS)
     return answers

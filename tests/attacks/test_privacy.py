@@ -25,7 +25,7 @@ from secure_fl.privacy.spending import spent
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.settings import PLAIN_METRICS, Study
-from tests.attacks.test_attacks import INITIAL, EvilCoordinator, _Fixed
+from tests.attacks.test_attacks import HANGS, INITIAL, EvilCoordinator, _Fixed
 from tests.support.budgets import PRIVACY, entries_of
 from tests.support.federation import Federation
 
@@ -96,8 +96,9 @@ def against(
         evil, file = Evil(fed), site_file(fed, simulated=simulated)
         task = asyncio.create_task(Node(file, _Fixed(evil, file), training).run())
         try:
-            assert (await asyncio.wait_for(evil.said.get(), 10)).study_answer.accepted == accepted
-            await asyncio.wait_for(scenario(evil), 30)
+            async with asyncio.timeout(HANGS):
+                assert (await evil.said.get()).study_answer.accepted == accepted
+                await scenario(evil)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -187,10 +188,10 @@ def measured(fed: Federation, *, accepted: bool) -> tuple[list[pb.UploadHeader],
 
     async def scenario(evil: Evil) -> None:
         evil.announce(number=3, kind=pb.ROUND_KIND_EVALUATE)
-        for _ in range(40 if accepted else 20):
-            await asyncio.sleep(0.05)
-            if evil.uploads:
-                break
+        if accepted:
+            await evil.next_upload(1)
+        else:
+            await asyncio.sleep(1)  # A study that was not accepted gets no word at all.
         headers.extend(evil.uploads)
 
     return headers, against(fed, scenario, accepted=accepted)

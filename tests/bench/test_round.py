@@ -73,6 +73,7 @@ def test_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_interrupt_leaves_neither_folder_nor_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from secure_fl.cli import main; main()", "bench", "round", "--nodes", "3"]
+    command += ["--parameters", "2000"]
     bench_process = subprocess.Popen(
         command, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, start_new_session=True
     )

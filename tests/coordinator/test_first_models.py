@@ -7,6 +7,7 @@ import hashlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,11 +17,12 @@ import numpy as np
 import pytest
 import tomli_w
 
-from coordinator import doctor, first_models
+from coordinator import doctor, first_models, submission_room
 from coordinator.bulk_files import BulkFiles
 from coordinator.operations import Operations
 from coordinator.service import Coordinator
 from coordinator.store import Store
+from coordinator.submission_room import SubmissionRoom
 from secure_fl.blocks import BlockShape, Layout, TensorShape
 from secure_fl.errors import (
     CertificateError,
@@ -32,12 +34,14 @@ from secure_fl.errors import (
     SecureFLError,
     SettingsError,
     StorageError,
+    SubmissionsFullError,
     TaskNotAllowedError,
     TaskUnavailableError,
     UnknownNameError,
 )
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
+from secure_fl.limits import MESSAGE_BYTES
 from secure_fl.operations.operator import OperatorFile, connect
 from secure_fl.operations.submission import chunks_of, read_request, request_of
 from secure_fl.rpc import operations_pb2 as pb
@@ -306,6 +310,96 @@ def test_a_submission_that_is_not_whole_is_refused(
 ) -> None:
     with pytest.raises(MalformedMessageError, match=match):
         submitted(tmp_path, operator, spoil(parts()))
+
+
+# --- many submissions at once ---------------------------------------------------------------------------------------
+
+
+def half_submissions(folder: Path, operator: Certificate, *, at_once: int) -> tuple[int, list[SecureFLError], int]:
+    """So many operators send half a model and then nothing: files meanwhile, who was refused, files afterwards."""
+
+    async def run() -> tuple[int, list[SecureFLError], int]:
+        made = Coordinator(folder / "state", model_bytes=start().first_model().size)
+        arrived, go_on = asyncio.Semaphore(0), asyncio.Event()
+        refused: list[SecureFLError] = []
+
+        async def half() -> AsyncIterator[pb.SubmitPart]:
+            yield parts()[0]
+            yield parts()[1]
+            arrived.release()  # The first half is written when the next part is asked for.
+            await go_on.wait()
+
+        async def submit_half() -> None:
+            try:
+                async for _ in Operations(made).Submit(half(), operator):
+                    pass
+            except MalformedMessageError:
+                pass  # It ends before its model is whole.
+            except SecureFLError as error:
+                refused.append(error)
+                arrived.release()
+
+        senders = [asyncio.create_task(submit_half()) for _ in range(at_once)]
+        async with asyncio.timeout(30):
+            for _ in senders:
+                await arrived.acquire()
+        there = len(list(made.incoming.iterdir()))
+        go_on.set()
+        await asyncio.gather(*senders)
+        left = len(list(made.incoming.iterdir()))
+        await made.close()
+        return there, refused, left
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["shipped", "without the check"])
+def test_half_submissions_do_not_fill_the_disk(
+    tmp_path: Path, operator: Certificate, monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    assert len(parts()) > 2  # so that there is such a thing as half of it
+    monkeypatch.setattr(submission_room, "MESSAGE_BYTES", 0)
+    if not checked:
+        monkeypatch.setattr(SubmissionRoom, "taken", lambda *_: nullcontext())
+    there, refused, left = half_submissions(tmp_path, operator, at_once=8)
+    assert there == (2 if checked else 8)  # files of as many bytes as [limits] model_bytes each
+    assert [type(error) for error in refused] == [SubmissionsFullError] * (8 - there)
+    assert left == 0
+
+
+def test_a_submission_that_stands_still_gives_its_room_back(
+    tmp_path: Path, operator: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.operations._PART_SECONDS", 0.05)
+
+    async def run() -> None:
+        async def silent() -> AsyncIterator[pb.SubmitPart]:
+            yield parts()[0]
+            await asyncio.sleep(60)
+
+        made = Coordinator(tmp_path / "state")
+        with pytest.raises(NetworkError, match=r"nothing came of a submission for 0\.05 s"):
+            _ = [reply async for reply in Operations(made).Submit(silent(), operator)]
+        assert vars(made.room)["_taken"] == 0
+        await made.close()
+
+    asyncio.run(run())
+
+
+def test_who_is_refused_for_want_of_room_is_told_so_and_may_come_again(tmp_path: Path) -> None:
+    async def scenario(edge: Edge) -> None:
+        room = edge.coordinator.room
+        async with connect(edge.operator()) as lead:
+            with (
+                room.taken(vars(room)["_most"] - MESSAGE_BYTES),
+                pytest.raises(SubmissionsFullError, match="models that others are submitting take") as refused,
+            ):
+                await lead.submit(study(), start())
+            assert "submit again in a few minutes" in refused.value.hint
+            assert (await lead.submit(study(), start())).state == "running"
+        assert vars(room)["_taken"] == 0
+
+    at_the_edge(tmp_path, scenario)
 
 
 def test_bounds_of_a_request() -> None:

@@ -39,7 +39,7 @@ def test_a_stop_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypat
         for name in fed.names:
             fed.start_node(name)
         study = asyncio.create_task(fed.coordinate())
-        await asyncio.to_thread(entered.wait, 20)
+        assert await asyncio.to_thread(entered.wait, 20)
         assert fed.coordinator is not None
         runner = fed.coordinator.runners[fed.study.id]
         stop = asyncio.create_task(fed.coordinator.stop(runner))

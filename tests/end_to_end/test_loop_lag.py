@@ -20,6 +20,8 @@ from tests.support.processes import Processes
 
 LATE = re.compile(r"the event loop was kept waiting for (\d+\.\d+) s")
 PARAMETERS = 10_000_000
+HANGS = 540
+pytestmark = pytest.mark.timeout(HANGS + 60)
 
 
 @contextmanager
@@ -55,13 +57,14 @@ def worst(folder: Path, protection: str, **environment: str) -> tuple[dict[str, 
         fed.start_coordinator(**environment)
         for name in fed.names:
             fed.start_node(name, **environment)
-        record = fed.finish(seconds=120)
+        record = fed.finish(seconds=HANGS)  # How long the study takes is the machine's business.
         assert [len(entry.cohort) for entry in record.rounds] == [3, 3]
         waits = {name: [float(wait) for wait in LATE.findall(fed.log(name))] for name in ("coordinator", *fed.names)}
         return {name: max(found, default=0.0) for name, found in waits.items()}, idle.read()
 
 
-@pytest.mark.parametrize("protection", ["none", "masked", "sealed", "encrypted"])
+# What leaves the loops does so for all protections at the same places; `none` computes least of them.
+@pytest.mark.parametrize("protection", [pytest.param("none", marks=pytest.mark.slow), "masked", "sealed", "encrypted"])
 def test_no_loop_waits_for_a_model_of_ten_million_parameters(tmp_path: Path, protection: str) -> None:
     waits, idle = worst(tmp_path / "run", protection)
     assert max(waits.values()) <= TOO_LONG + idle, (waits, idle)

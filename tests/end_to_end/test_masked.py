@@ -26,7 +26,7 @@ def test_two_killed_before_the_upload_and_one_after_it(tmp_path: Path) -> None:
         "protection": {"kind": "masked", "recovery": True},
         "metrics": {"share": "none"},
     }
-    with Processes(tmp_path / "run", settings, nodes=8) as fed:
+    with Processes(tmp_path / "run", settings, nodes=8, grace=2.0) as fed:  # They stay away.
         before, after = fed.names[1:3], fed.names[5]
         fed.start_coordinator()
         for name in fed.names:
@@ -45,7 +45,8 @@ def test_two_killed_before_the_upload_and_one_after_it(tmp_path: Path) -> None:
         check_model(fed, survivors, tmp_path)
 
 
-@pytest.mark.parametrize("phase", ["commit", "upload"])
+# In one process every test run kills a site in each phase of a circle: `test_fault_table_of_circles`.
+@pytest.mark.parametrize("phase", [pytest.param("commit", marks=pytest.mark.slow), "upload"])
 def test_a_site_of_a_circle_is_killed_and_comes_back(tmp_path: Path, phase: str) -> None:
     """Ten processes in two circles of five: the killed one's circle opens in the same round, with the same integers."""
     settings = {"study": {"rounds": 1}, "protection": {"kind": "masked"}, "metrics": {"share": "none"}}

@@ -156,8 +156,11 @@ def test_a_model_of_another_shape_is_named(tmp_path: Path) -> None:
 def test_a_node_leaves_cleanly_in_the_middle_of_training_and_heartbeats_go_on_meanwhile(tmp_path: Path) -> None:
     marker = tmp_path / "marks" / "m"
     marker.parent.mkdir()
-    settings = {"task": {"name": "tests.support.task:Line", "pause": 5.0, "marker": str(marker)}}
-    with Processes(tmp_path / "run", settings, training="real") as fed:
+    settings = {
+        "study": {"rounds": 1},
+        "task": {"name": "tests.support.task:Line", "pause": 5.0, "marker": str(marker)},
+    }
+    with Processes(tmp_path / "run", settings, training="real", grace=2.0) as fed:
         fed.start_all()
         leaver = fed.children[fed.names[0]]
         wait_for(marker.parent / "training-01")

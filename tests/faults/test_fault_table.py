@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ COLUMNS = (
 )
 
 NODES = {protection: 8 if protection in CIRCLES else 4 for protection in PHASES}
-AT_ONCE = 4
+# At the same time. Runs that wait for a deadline alternate with runs that compute, which would be late for it together.
+AT_ONCE = 6
 SECOND = 2  # Faults strike in the second round, when there is a committed one to lose.
 # What one site's silence costs where a phase has to run into its deadline.
 SHORT = {"deadline": 2.4, "phase_deadline": 2.4, "gather": 4, "attempts": 2, "patience": 0}
@@ -347,6 +349,12 @@ async def check(studies: Studies, protection: str, variant: Variant) -> Ending:
     return end
 
 
+def _taking_turns(variants: list[Variant]) -> list[Variant]:
+    """Those that outlast a deadline, and so mostly wait, each followed by one that mostly computes."""
+    waits, computes = [v for v in variants if v.short], [v for v in variants if not v.short]
+    return [variant for pair in zip_longest(waits, computes) for variant in pair if variant is not None]
+
+
 class Rows:
     """All runs of a row, made together when the first of its cells is asked for: they mostly wait."""
 
@@ -367,7 +375,7 @@ class Rows:
     async def _run(self, protection: str, phase: str) -> dict[Variant, Ending | BaseException]:
         await self._studies.calm(protection)
         one_column = [variant for column in FAULTS.values() for variant in column(protection, phase)]
-        variants = [*one_column, *_for_too_many(protection, phase).values()]
+        variants = _taking_turns([*_for_too_many(protection, phase).values(), *one_column])
         places = asyncio.Semaphore(AT_ONCE)
 
         async def run(variant: Variant) -> Ending:

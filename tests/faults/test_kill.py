@@ -1,4 +1,10 @@
-"""Kill −9 in every phase, with real processes: the study finishes and no committed round is lost."""
+"""Kill −9 in every phase, with real processes: the study finishes and no committed round is lost.
+
+Every test run kills in one phase here, in others in tests/end_to_end, and in every phase of every protection within one
+process (`test_fault_table`).
+
+    ./scripts/test -m slow tests/faults/test_kill.py     # the other phases
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,11 @@ import pytest
 
 from tests.support.processes import Processes
 
-PHASES = ("advertise", "upload", "reveal")
+PHASES = [
+    pytest.param("advertise", marks=pytest.mark.slow),
+    "upload",
+    pytest.param("reveal", marks=pytest.mark.slow),
+]
 
 
 def wait_for(path: Path, *, seconds: float = 60) -> None:
@@ -55,6 +65,7 @@ def test_a_coordinator_killed_in_a_phase_resumes_the_round(tmp_path: Path, phase
         assert record.rounds[1].attempts == 1
 
 
+@pytest.mark.slow  # Every test run does this under differential privacy: `test_budgets`.
 def test_a_node_killed_while_training_is_waited_for(tmp_path: Path) -> None:
     marker = tmp_path / "marks" / "m"
     marker.parent.mkdir()

@@ -267,7 +267,7 @@ def test_a_line_cut_while_the_answer_is_entering_loses_nothing(
         fed: Federation, service: FederationService, peer: Certificate, whole: list[pb.UploadPart]
     ) -> None:
         call = asyncio.ensure_future(service.upload(peer, _iterate(whole)))
-        await asyncio.to_thread(entered.wait, 10)
+        assert await asyncio.to_thread(entered.wait, 10)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         again = asyncio.ensure_future(service.upload(peer, _iterate(whole)))

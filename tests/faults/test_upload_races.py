@@ -70,7 +70,7 @@ def test_a_line_that_breaks_after_the_last_chunk(tmp_path: Path, monkeypatch: py
     ) -> None:
         monkeypatch.setattr(IncomingObject, "write", slow)
         call = asyncio.ensure_future(service.upload(peer, _iterate(whole)))
-        await asyncio.to_thread(gate.entered.wait, 10)
+        assert await asyncio.to_thread(gate.entered.wait, 10)
         call.cancel()
         gate.leave.set()
         await asyncio.gather(call, return_exceptions=True)
@@ -106,7 +106,7 @@ def test_a_site_that_changes_its_mind_keeps_one_file(tmp_path: Path, monkeypatch
             header.bulk.CopyFrom(reference(other))
             sign_upload_header(header, key)
             call = asyncio.ensure_future(service.upload(peer, _parts(header, other, 0)))
-            await asyncio.to_thread(gates[-1].entered.wait, 5)
+            assert await asyncio.to_thread(gates[-1].entered.wait, 5)
             call.cancel()
             gates[-1].leave.set()
             await asyncio.gather(call, return_exceptions=True)
@@ -133,7 +133,7 @@ def test_a_question_about_an_upload_waits_for_the_call_that_writes_it(
     ) -> None:
         monkeypatch.setattr(IncomingObject, "write", slow)
         call = asyncio.ensure_future(service.upload(peer, _stalled(whole[:4])))
-        await asyncio.to_thread(gate.entered.wait, 10)
+        assert await asyncio.to_thread(gate.entered.wait, 10)
         header = whole[0].header
         question = asyncio.ensure_future(service.uploaded(peer, query_of(header)))
         await asyncio.sleep(0.05)
@@ -176,7 +176,7 @@ async def stopped_while_it_uploads(folder: Path, gate: Gate) -> tuple[Federation
     assert service is not None
     assert coordinator is not None
     call = asyncio.create_task(service.upload(peer, _iterate(whole)))
-    await asyncio.to_thread(gate.entered.wait, 10)
+    assert await asyncio.to_thread(gate.entered.wait, 10)
     stop = asyncio.create_task(coordinator.stop(coordinator.runners[fed.study.id]))
     await asyncio.sleep(0.2)
     gate.leave.set()
@@ -221,9 +221,9 @@ def test_nothing_of_an_upload_is_left_when_its_study_is_stopped(
 def test_a_stop_during_the_commit_leaves_no_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, gate = FaultyStore.commit_round, Gate()
 
-    def slow(self: FaultyStore, *given: Any) -> None:
+    def slow(self: FaultyStore, *given: Any, **named: Any) -> None:
         gate.wait()
-        commit(self, *given)
+        commit(self, *given, **named)
 
     monkeypatch.setattr(FaultyStore, "commit_round", slow)
 
@@ -232,7 +232,7 @@ def test_a_stop_during_the_commit_leaves_no_uploads(tmp_path: Path, monkeypatch:
         for name in fed.names:
             fed.start_node(name)
         study = asyncio.create_task(fed.coordinate())
-        await asyncio.to_thread(gate.entered.wait, 20)
+        assert await asyncio.to_thread(gate.entered.wait, 20)
         assert fed.coordinator is not None
         stop = asyncio.create_task(fed.coordinator.stop(fed.coordinator.runners[fed.study.id]))
         await asyncio.sleep(0.2)

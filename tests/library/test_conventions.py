@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = [
     path
@@ -68,3 +70,8 @@ def test_assert_is_for_tests(path: Path) -> None:
     # `python -O` drops assertions, and with them whatever they were to guard.
     asserts = [n.lineno for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Assert)]
     assert asserts == []
+
+
+def test_the_files_that_begin_first_exist() -> None:
+    # A file under another name would begin last again, and nobody would notice but by the clock.
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []

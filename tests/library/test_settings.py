@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import Field
 
 from secure_fl.errors import SettingsError, UnknownNameError
 from secure_fl.settings import Settings, nearest, read_toml, require_known, set_dotted
@@ -54,6 +55,64 @@ def test_the_place_of_a_table_is_part_of_the_key() -> None:
 def test_nothing_is_converted_in_silence(table: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         Outer.parse(table)
+
+
+class Many(Settings):
+    """One key for each of the commonest mistakes."""
+
+    rounds: int = Field(1, ge=1, le=9)
+    least: int | None = Field(None, ge=3)
+    part: float = Field(0.5, gt=0, lt=1)
+    rate: float = Field(0.5, ge=0, lt=1)
+    even: int = Field(2, multiple_of=2)
+    on: bool = False
+    mark: str = Field("ab", pattern="^[a-f]{2}$", description="two letters from a to f")
+    code: str = Field("ab", pattern="^[a-f]{2}$")
+    word: str = Field("ab", min_length=2, max_length=3)
+    mode: Literal["fast", "slow"] = "fast"
+    names: tuple[str, ...] = Field(("a",), min_length=1, max_length=2)
+    table: dict[str, int] = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rounds": 0}, "rounds: must be from 1 to 9 (got 0)"),
+        ({"rounds": 10}, "rounds: must be from 1 to 9 (got 10)"),
+        ({"rounds": "3"}, "rounds: must be a whole number from 1 to 9 (got '3')"),
+        ({"rounds": True}, "rounds: must be a whole number from 1 to 9 (got true)"),
+        ({"rounds": None}, "rounds: must be a whole number from 1 to 9 (got nothing)"),
+        ({"least": 2}, "least: must be 3 or more (got 2)"),
+        ({"least": 2.5}, "least: must be a whole number, 3 or more (got 2.5)"),
+        ({"part": -1}, "part: must be above 0 and below 1 (got -1)"),
+        ({"part": "x"}, "part: must be a number above 0 and below 1 (got 'x')"),
+        ({"part": float("nan")}, "part: must be a finite number above 0 and below 1 (got nan)"),
+        ({"rate": 1.0}, "rate: must be 0 or more and below 1 (got 1.0)"),
+        ({"even": 3}, "even: must be a multiple of 2 (got 3)"),
+        ({"on": 1}, "on: must be true or false (got 1)"),
+        ({"mark": "xy"}, "mark: must be two letters from a to f (got 'xy')"),
+        ({"code": "xy"}, "code: does not have the form ^[a-f]{2}$ (got 'xy')"),
+        ({"word": "a"}, "word: must have 2 characters or more (got 'a')"),
+        ({"word": "abcd"}, "word: may have 3 characters at most (got 'abcd')"),
+        ({"mode": "fats"}, "mode: 'fats' is not possible; did you mean 'fast'?"),
+        ({"names": "a"}, "names: must be a list (got 'a')"),
+        ({"names": []}, "names: must not be empty (got [])"),
+        ({"names": ["a", "b", "c"]}, "names: may have 2 entries at most (got ['a', 'b', 'c'])"),
+        ({"names": ["a", 2]}, "names, entry 2: must be text (got 2)"),
+        ({"table": 1}, "table: must be a table (got 1)"),
+        ({"table": {"a": "b"}}, "table.a: must be a whole number (got 'b')"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_key_and_what_is_allowed(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Many.parse(given)
+    assert caught.value.message == message
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Many.parse({"on": [list(range(50))] * 50})
+    assert len(caught.value.message) < 130
 
 
 def test_values_are_frozen_all_the_way_down() -> None:

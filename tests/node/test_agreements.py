@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,14 @@ from node.service import Node
 from node.training.jobs import Job
 from node.training.trainer import Trainer
 from node.training.worker import WorkerProcess
-from secure_fl.errors import RefusedError
+from secure_fl.errors import CodeChangedError, RefusedError
 from secure_fl.privacy.accountant import SiteAccountant
 from secure_fl.privacy.decisions import this_user
 from secure_fl.privacy.ledger import Entry, Ledger, read_site_ledger
 from secure_fl.rounds import RoundKind
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.settings import Study
+from secure_fl.tasks.package_digest import package_sha256
 from tests.attacks.test_attacks import INITIAL, EvilCoordinator, _Fixed
 from tests.node.test_privacy import edited
 from tests.support.budgets import PRIVACY
@@ -128,8 +131,11 @@ def test_where_only_the_file_counts_an_approval_by_hand_decides_nothing(tmp_path
     assert (facts["by"], facts["code"]) == (LISTED_IN_FILE, NEW["code"])
 
 
+MARK = "\nfrom pathlib import Path\nPath(__file__).with_name('ran-{factor}').touch()\n"
+
+
 def write_task(folder: Path, factor: int) -> None:
-    (folder / "changing_task.py").write_text(TASK.replace("{factor}", str(factor)))
+    (folder / "changing_task.py").write_text((TASK + MARK).replace("{factor}", str(factor)))
 
 
 def test_a_node_sits_out_when_its_tasks_code_changed_and_comes_back_when_it_is_approved(
@@ -156,6 +162,7 @@ def test_a_node_sits_out_when_its_tasks_code_changed_and_comes_back_when_it_is_a
             if life == 1:
                 evil.announce(number=number, attempt=attempt, deadline_ms=30_000)
                 assert (await asyncio.wait_for(evil.said.get(), 30)).sit_out.reason == "Refused"
+                assert not (tmp_path / "ran-2").exists()  # Nothing of it was imported.
                 assert desk.main(approve) == 0
                 attempt = 2
             evil.announce(number=number, attempt=attempt, deadline_ms=30_000)
@@ -172,7 +179,7 @@ def test_a_node_sits_out_when_its_tasks_code_changed_and_comes_back_when_it_is_a
 
     fed, uploads = asyncio.run(run())
     assert uploads == [1, 2]
-    assert "the code of task 'changing_task:Tiny' is another" in caplog.text
+    assert "the task's code in the package of 'changing_task:Tiny' changed since" in caplog.text
     assert "approve the study again" in caplog.text
     file = NodeFile.read(fed.workspace.node_file("site-01"))
     entries = read_site_ledger(file.state_folder / "ledger.jsonl", authority=file.ca_pem(), site="site-01")
@@ -202,6 +209,74 @@ def test_a_process_says_which_code_it_has_loaded_and_not_what_lies_on_the_disk(
     before = trainer.execute(jobs[0]).found["code"]
     (tmp_path / "loaded_task.py").write_text(TASK.replace("{factor}", "2"))
     assert trainer.execute(jobs[1]).found["code"] == before
+
+
+# --- a package is compared before it is imported ----------------------------------------------------------------------
+
+PACKAGED = "packaged_task.inner.tasks:Tiny"
+
+
+def write_package(folder: Path, factor: int) -> None:
+    """A task two folders down: each of them runs when it is imported."""
+    inner = folder / "packaged_task" / "inner"
+    inner.mkdir(parents=True, exist_ok=True)
+    (inner.parent / "__init__.py").write_text(MARK.replace("{factor}", f"outer-{factor}"))
+    (inner / "__init__.py").write_text("")
+    (inner / "tasks.py").write_text((TASK + MARK).replace("{factor}", str(factor)))
+
+
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """A job for a task in a package, with the digest that was approved; the package is another one by now."""
+    monkeypatch.syspath_prepend(tmp_path)
+    write_package(tmp_path, 1)
+    study = Study.parse({"study": {"initial": INITIAL}, "task": {"name": PACKAGED}})
+    (tmp_path / "study.json").write_bytes(study.canonical())
+    approved = package_sha256(PACKAGED)
+    assert len(approved) == 64
+    write_package(tmp_path, 2)
+    yield replace(_rehearsal(tmp_path / "study.json"), package_sha256=approved)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "packaged_task"]:
+        del sys.modules[name]
+
+
+def marks(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("ran-*"))
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["shipped", "without the check"])
+def test_a_package_that_changed_since_it_was_approved_does_not_run(
+    tmp_path: Path, packaged: Job, monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    if checked:
+        with pytest.raises(CodeChangedError, match="changed since 'study' was approved here") as caught:
+            Trainer().execute(packaged)
+        assert "`secure-fl node approve`" in (caught.value.hint or "")
+        assert marks(tmp_path) == []
+    else:
+        monkeypatch.setattr("node.training.trainer.require_package", lambda *_, **__: None)
+        Trainer().execute(packaged)
+        assert marks(tmp_path) == ["ran-2", "ran-outer-2"]
+
+
+def test_a_package_that_is_as_it_was_approved_runs_and_what_is_loaded_goes_on(tmp_path: Path, packaged: Job) -> None:
+    write_package(tmp_path, 1)
+    cached = tmp_path / "packaged_task" / "__pycache__"
+    cached.mkdir()
+    (cached / "other.cpython-311.pyc").write_bytes(b"as Python leaves it")
+    code = Trainer().execute(packaged).found["code"]
+    write_package(tmp_path, 2)
+    assert Trainer().execute(packaged).found["code"] == code
+
+
+def test_every_importable_file_of_a_package_counts_and_secure_fl_itself_does_not(tmp_path: Path, packaged: Job) -> None:
+    write_package(tmp_path, 1)
+    assert package_sha256(PACKAGED) == packaged.package_sha256
+    (tmp_path / "packaged_task" / "more.pyc").write_bytes(b"a module without its source")
+    assert package_sha256(PACKAGED) != packaged.package_sha256
+    assert marks(tmp_path) == []
+    assert package_sha256("digits") == package_sha256("secure_fl.tasks.digits:Digits") == ""
+    assert package_sha256("nowhere_at_all:Task") == package_sha256("sys:Task") == ""
 
 
 def _rehearsal(study: Path) -> Job:

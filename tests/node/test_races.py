@@ -186,13 +186,13 @@ def test_a_late_write_does_not_give_an_attempt_two_cohorts(tmp_path: Path, monke
 
     async def scenario(fed: Federation, evil: EvilCoordinator, _node: Node) -> None:
         evil.announce(attempt=1)
-        await asyncio.to_thread(entered.wait, 5)
+        assert await asyncio.to_thread(entered.wait, 5)
         for attempt in (1, 2):
             close_round(evil, attempt)
             evil.announce(attempt=attempt + 1)
             await asyncio.sleep(0.05)
         assert await until(lambda: len(evil.uploads) == 1)
-        await asyncio.to_thread(landed.wait, 5)
+        assert await asyncio.to_thread(landed.wait, 5)
         close_study(evil)
         offer_study(evil)
         await asyncio.sleep(0.3)
@@ -225,7 +225,7 @@ def test_cancelled_while_it_reserves_a_node_takes_it_back(tmp_path: Path, monkey
 
     async def scenario(fed: Federation, evil: EvilCoordinator, _node: Node) -> None:
         evil.announce()
-        await asyncio.to_thread(entered.wait, 5)
+        assert await asyncio.to_thread(entered.wait, 5)
         close_round(evil, 1)
         await asyncio.sleep(1.2)
         entries = read_ledger(fed.workspace.node_folder("site-01") / "ledger.jsonl")
@@ -251,7 +251,7 @@ def test_what_was_remembered_goes_with_the_study_however_late_the_attempt_ends(
         evil.announce()
         assert await until(lambda: evil.uploads)
         store.memory(1, 1).save(b"shares")
-        await asyncio.to_thread(entered.wait, 5)
+        assert await asyncio.to_thread(entered.wait, 5)
         close_study(evil)
         assert await until(lambda: not list(store.folder.glob("memory-*")))
 

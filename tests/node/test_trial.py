@@ -18,9 +18,15 @@ import tomli_w
 
 import node.trial
 from node import trial
+from node.config import NodeFile
 from node.local import InlineExecutor
+from node.store import NodeStore
+from secure_fl import tasks
 from secure_fl.privacy.ledger import SENT, read_ledger
 from secure_fl.settings import read_toml
+from secure_fl.study.given import continued
+from secure_fl.tasks.model_blocks import initial_blocks
+from secure_fl.tasks.state_dict import save_model
 from tests.support.federation import Federation
 
 NOISE = {"privacy": {"mode": "dp-sgd", "epsilon": 3.0, "delta": 1e-5}, "metrics": {"share": "none"}}
@@ -62,9 +68,9 @@ def edit(path: Path, section: str, **changes: Any) -> None:
     path.write_bytes(tomli_w.dumps(table).encode())
 
 
-def tried(file: Path, study: Path) -> tuple[int, dict[str, Any]]:
+def tried(file: Path, study: Path, *more: str) -> tuple[int, dict[str, Any]]:
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        code = trial.main([str(file), str(study), "--json"])
+        code = trial.main([str(file), str(study), "--json", *more])
     found = json.loads(told.getvalue())
     assert found["ok"] == (code == 0)
     return code, found
@@ -218,6 +224,43 @@ def test_a_study_that_is_not_approved_yet_is_rehearsed_all_the_same(
     assert "to do    approval" in said
     assert "Nothing was sent, charged or kept." in said
     assert f"secure-fl node approve {file} {study}" in said
+
+
+def test_a_study_that_brings_its_model_is_played_with_it_or_says_that_it_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fed, file, plain = federation(tmp_path)
+    written = fed.study
+    task = tasks.create(written.task.name, written.task.settings)
+    values = {name: value + 1 for name, value in initial_blocks(task, seed=77)[1].items()}
+    model, other = tmp_path / "given.safetensors", tmp_path / "other.safetensors"
+    save_model(model, task, values, seed=0)
+    save_model(other, task, {name: value + 1 for name, value in values.items()}, seed=0)
+    named, _ = continued(written, model)
+    study = tmp_path / "given.toml"
+    study.write_bytes(tomli_w.dumps(named.to_table()).encode())
+    edit(file, "policy", approved=[named.id], exceptions=sorted(named.exceptions))
+    NodeStore(NodeFile.read(file).state_folder).secret()  # As if it had run: it divides its rows in one way.
+
+    assert trial.main([str(file), str(study)]) == 0
+    said = capsys.readouterr().out
+    assert "to do    first model: the study brings a model of its own" in said
+    assert "measurements, here of a model that the study's seed makes, NOT of the one" in said
+    seeds = tried(file, study)[1]["leaves"]["metrics"]
+    assert seeds == tried(file, plain)[1]["leaves"]["metrics"]
+
+    assert trial.main([str(file), str(study), "--from", str(model)]) == 0
+    said = capsys.readouterr().out
+    assert "given.safetensors is the one that the study names" in said
+    assert "measurements, here of the study's first model" in said
+    assert tried(file, study, "--from", str(model))[1]["leaves"]["metrics"] != seeds
+
+    code, found = tried(file, study, "--from", str(other))
+    assert (code, found["steps"][-2]["state"]) == (3, "failed")
+    assert "is not the model that the study names" in found["steps"][-2]["message"]
+    assert "NOT" in found["model"]
+    code, found = tried(file, plain, "--from", str(model))
+    assert (code, found["steps"][-2]["fix"]) == (2, "leave --from out")
 
 
 def test_the_time_of_a_round_is_estimated_from_a_few_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

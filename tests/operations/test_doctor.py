@@ -169,7 +169,7 @@ def torn_ledger(site: Path) -> None:
     ("trouble", "check", "says", "fix"),
     [
         (broken_key, "keys", "others can read", "chmod 600"),
-        (no_key, "certificate", "node-site-01.signing.key: cannot be read", "correct [node] signing_key"),
+        (no_key, "keys", "node-site-01.signing.key: cannot be read", "correct [node] signing_key"),
         (wrong_key_path, "keys", "nowhere.key: cannot be read", "correct [node] key"),
         (wrong_certificate_path, "certificate", "nowhere.pem: cannot be read", "correct [node] certificate"),
         (wrong_ca_path, "certificate", "nowhere.pem: cannot be read", "correct [node] ca"),

@@ -236,6 +236,25 @@ def test_the_doctor_finds_it_and_goes_on(
     assert lines[place + 1].startswith("         → ")
 
 
+@pytest.mark.parametrize(
+    ("mistake", "check", "too"),
+    [
+        (wrong_key_path, "keys", "connection"),
+        (open_key, "keys", "connection"),
+        (no_reply_yet, "certificate", "keys, name, connection"),
+    ],
+)
+def test_the_doctor_says_one_mistake_once(
+    site: Path, capsys: pytest.CaptureFixture[str], mistake: Callable[[Path], None], check: str, too: str
+) -> None:
+    mistake(site)
+    assert node.doctor.main([str(site)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (failed,) = (line for line in lines if line.startswith("FAILED"))
+    assert failed.startswith(f"FAILED   {check}: ")
+    assert lines[-1].strip() == f"for a reason above, these fail, too: {too}"
+
+
 def test_a_hash_that_nobody_has_offered_is_said_so(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert desk.main(["approve", str(site), "ab" * 32]) == 0
     assert "this node has not been offered such a study yet" in capsys.readouterr().out

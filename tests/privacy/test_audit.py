@@ -98,7 +98,8 @@ def test_beyond_so_many_releases_the_next_computed_value_stands(story: Story) ->
     values = [use.epsilon or 0.0 for use in ward.uses]
     assert values == sorted(values)
     assert len(set(values)) <= 24
-    for number, value in enumerate(values, 1):
+    # Of the releases under one value the last costs most.
+    for value, number in dict(zip(values, range(1, 61), strict=True)).items():
         assert value >= epsilon_pld(steps(number), delta=1e-5) - 1e-12
     assert values[-1] == epsilon_pld(steps(60), delta=1e-5)
 
@@ -182,6 +183,33 @@ def test_a_witness_convicts_and_two_witnesses_tell_two_stories(story: Story, nor
     assert any("rewritten at or before line 3" in fault.what for fault in faults)
     (fault,) = audit(story, notes=[longer]).faults
     assert "ends after 3 lines" in fault.what
+
+
+def test_a_cut_has_one_cause_and_one_line_for_all_that_follows_from_it(story: Story) -> None:
+    notes = []
+    for number in range(1, 6):
+        story.rounds(HEART, (number,), privacy=noisy())
+        notes.append(story.note(round=number))
+    entries = read_site_ledger(story.path, authority=story.authority.ca_pem)
+    assert examine(entries, notes=notes).ok
+    cause, follows = examine(entries[:3], notes=notes).faults
+    assert (cause.entry, follows.entry) == (3, 3)
+    assert cause.what.startswith("the ledger ends after 3 lines: it was cut, or is an old copy; ")
+    assert "signed that line 11 of its ledger" in cause.what  # the note that shows most
+    assert follows.what == (
+        "because of that, 3 more notes of other sites do not fit, and 4 attempts that the site took part in are not "
+        "planned in it"
+    )
+
+
+def test_what_does_not_follow_from_a_cut_is_a_fault_of_its_own(story: Story, north: Credential) -> None:
+    story.rounds(HEART, (1, 2), privacy=noisy())
+    entries = read_site_ledger(story.path, authority=story.authority.ca_pem)
+    early = note_of(north, LedgerHead(site="north", length=2, head=entries[1].digest), study=LUNG)  # never planned
+    found = examine(entries[:3], notes=[early, story.note(round=2)]).faults
+    assert [fault.entry for fault in found] == [1, 3, 3]
+    assert found[0].what.startswith("the site took part and had not planned it")
+    assert found[2].what == "because of that, 1 attempt that the site took part in is not planned in it"
 
 
 def terms(**changes: Any) -> StudyTerms:

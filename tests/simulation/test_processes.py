@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import tomli_w
+
+from secure_fl.settings import read_toml
+from secure_fl.simulation.workspace import prepare
+from secure_fl.study.settings import Study
 from tests.end_to_end.test_run import command
 from tests.faults.test_kill import alive, children_of
 from tests.support.processes import ROOT
@@ -35,12 +40,10 @@ class Running:
             found.extend(children_of(pid))
         return found
 
-    def until(self, condition: Callable[[], object], *, seconds: float = 60) -> None:
-        """Wait, while the run goes on."""
-        deadline = time.monotonic() + seconds
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait, while the run goes on. How long that takes is the machine's business; pytest has a limit."""
         while not condition():
             assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline
             time.sleep(0.02)
 
 
@@ -81,22 +84,36 @@ def test_everybody_has_a_name_and_a_session_and_little_of_the_machine(tmp_path: 
 
 
 def test_a_killed_training_process_is_replaced(tmp_path: Path) -> None:
-    with running(tmp_path / "out", "--rounds", "40") as run:
+    with running(tmp_path / "out", "--rounds", "20") as run:
         victim, *others = run.named("fl-worker")
         os.kill(victim, signal.SIGKILL)
         run.until(lambda: len(set(run.named("fl-worker")) - {victim, *others}) == 1)
-        said, _ = run.process.communicate(timeout=90)
+        said, _ = run.process.communicate()
         assert run.process.returncode == 0
-        assert json.loads(said)["rounds"] == 40
+        assert json.loads(said)["rounds"] == 20
         logs = [path.read_text() for path in (tmp_path / "out").glob("nodes/*/node.log")]
         assert not any("Traceback" in text for text in logs)
 
 
+def impatient(out: Path, *, rounds: int, recovery: bool) -> None:
+    """The folder of `running`, not begun yet, whose coordinator waits for lost sites for less than the usual 20 s."""
+    study = {
+        "study": {"rounds": rounds},
+        "task": {"name": "breast-cancer"},
+        "protection": {"recovery": recovery},
+        "metrics": {"share": "per-node"},
+        "simulation": {"nodes": 4},
+    }
+    file = prepare(out, Study.parse(study), policy={}).coordinator_file
+    file.write_text(tomli_w.dumps({**read_toml(file), "limits": {"grace": 3.0}}))
+
+
 def test_a_killed_node_is_noticed_and_takes_its_training_along(tmp_path: Path) -> None:
+    impatient(tmp_path / "out", rounds=40, recovery=True)
     with running(tmp_path / "out", "--rounds", "40", "--set", "protection.recovery=true") as run:
         os.kill(run.named("fl-node")[0], signal.SIGKILL)
-        run.until(lambda: len(run.named("fl-worker")) == 3, seconds=10)
-        said, _ = run.process.communicate(timeout=120)
+        run.until(lambda: len(run.named("fl-worker")) == 3)
+        said, _ = run.process.communicate()
         assert run.process.returncode == 0
         assert sorted(node["rounds_taken"] == 40 for node in json.loads(said)["nodes"]) == [False, True, True, True]
 
@@ -106,7 +123,7 @@ def test_too_many_killed_nodes_end_the_run(tmp_path: Path) -> None:
         family = run.family()
         for pid in run.named("fl-node")[:3]:
             os.kill(pid, signal.SIGKILL)
-        _, said = run.process.communicate(timeout=60)
+        _, said = run.process.communicate()
         assert run.process.returncode not in (0, 70)
         assert "left with exit code -9 and too few sites remain" in said
         assert not any(alive(pid) for pid in family)
@@ -116,10 +133,8 @@ def test_a_killed_template_ends_the_run_and_is_named(tmp_path: Path) -> None:
     with running(tmp_path / "out", "--rounds", "1000") as run:
         family = run.family()
         os.kill(run.named("fl-template")[0], signal.SIGKILL)
-        _, said = run.process.communicate(timeout=60)
+        _, said = run.process.communicate()
         assert run.process.returncode not in (0, 70)
         assert "forked from has died" in said
-        deadline = time.monotonic() + 10
         while any(alive(pid) for pid in family):
-            assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -75,7 +75,7 @@ def meet(
         # Before anything is judged: what a peer signed is evidence, whether or not the attempt comes to anything.
         shown = [peer.shown for peer in cohort.peers.values() if peer.name != host.me.name]
         host.witness.saw(shown, study=context.study_id, round=context.round, attempt=context.attempt)
-    if context.whole and mine is not None:
+    if context.whole and cohort.groups and mine is not None:  # Without a block that all hold, no block is opened.
         _judged(context, cohort, host, [cohort.names])(host.past.known())
     if context.kind is RequestKind.COMBINE and mine is not None:
         # Combinations are judged among themselves (`release.guard`); nobody outside may be shown by them and a sum.
@@ -86,9 +86,11 @@ def meet(
 def note(context: RoundContext, cohort: SignedCohort[E], host: Host, rows: Iterable[Row]) -> None:
     """At a node, before it gives what opens sums over `rows`: judge once more and remember them, or raise.
 
-    In one step, so that two studies cannot each be judged without the other.
+    In one step, so that two studies cannot each be judged without the other. Without a row nothing is opened: there is
+    nothing to judge then, and nothing to remember.
     """
-    host.past.decide(_judged(context, cohort, host, sorted(set(rows))))
+    if opened := sorted(set(rows)):
+        host.past.decide(_judged(context, cohort, host, opened))
 
 
 def _judged(

@@ -15,7 +15,6 @@ import numpy as np
 from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
 from secure_fl.protect.bodies import say
-from secure_fl.protect.cohort.meeting import note
 from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import Message
 from secure_fl.protect.encrypted.groups import group_values
@@ -50,7 +49,7 @@ class Opener:
             self._half = self._added(message.bulk, uploads, opened)
             self._checked = uploads.digest
             digest = hashlib.sha256(self._half).digest()
-        self._note(uploads, opened)
+        party.note_opened(uploads, opened)
         if not self._recompute:
             return say(EncryptedVouches())
         vouch = sign_vouch(party.me, party.cohort, uploads.digest, side=party.side, half=digest)
@@ -65,7 +64,7 @@ class Opener:
             raise ProtectionError("others open this sum")
         opened = self._released(uploads)
         body, mask = self._halves(said, memoryview(message.bulk), uploads)
-        self._note(uploads, opened)
+        party.note_opened(uploads, opened)
         totals = self._decrypted(body, mask, uploads, opened)
         answer = EncryptedOpened(totals=hashlib.sha256(totals).digest())
         return say(answer, bulk=totals if party.side is Side.BODIES else b"")
@@ -76,11 +75,6 @@ class Opener:
 
     def _released(self, uploads: Uploads) -> Sequence[Group]:
         return self._party.cohort.releasable(self._party.cohort.groups, uploads.names)
-
-    def _note(self, uploads: Uploads, opened: Sequence[Group]) -> None:
-        """Before anything is given that opens these sums."""
-        rows = [tuple(name for name in uploads.names if name in group.holders) for group in opened]
-        note(self._party.context, self._party.cohort, self._party.host, rows)
 
     def _added(self, bulk: bytes | memoryview, uploads: Uploads, opened: Sequence[Group]) -> bytes:
         party = self._party

@@ -10,7 +10,6 @@ from secure_fl.encoding.integers import Integers
 from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
 from secure_fl.protect.bodies import read_bulky, say, say_bulky
-from secure_fl.protect.cohort.meeting import note
 from secure_fl.protect.combining import CombineHost
 from secure_fl.protect.contract import Contribution, Message
 from secure_fl.protect.encrypted.groups import EncryptedGroup, weight_values
@@ -51,9 +50,7 @@ class Uploader(Advertiser):
         said = parse(EncryptedStart, read_bulky(message))
         self._meet(said.roster)
         self._take_key(said)
-        if party.context.whole:
-            # Now, not when it is opened: that needs two sites only, and each member has to know of it.
-            note(party.context, party.cohort, party.host, [party.cohort.names])
+        party.note_circle()
         self._count_comparisons()
         groups = party.groups_of(party.name)
         bulk, digests = self._encrypted(groups)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from secure_fl.errors import ProtectionError
 from secure_fl.messages import parse
 from secure_fl.protect.bodies import read_bulky, say, say_bulky
-from secure_fl.protect.cohort.meeting import note
 from secure_fl.protect.contract import Message
 from secure_fl.protect.primitives.field import Elements, weighted_sum
 from secure_fl.protect.release.combinations import check_rows
@@ -46,8 +45,7 @@ class Holder:
             for present in [[name for name in uploads.names if name in group.holders]]
         ]
         party.decide(OPEN, question(uploads.digest, said.envelopes))
-        rows = [tuple(name for name in uploads.names if name in group.holders) for group in opened]
-        note(party.context, party.cohort, party.host, rows)
+        party.note_opened(uploads, opened)
         return say(SealedSums(shares=[total.tobytes() for total in sums]))
 
     def _key_shares(self, uploads: Uploads, envelopes: Sequence[UploadEnvelope]) -> dict[tuple[str, int], Elements]:

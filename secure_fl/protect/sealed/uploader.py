@@ -9,7 +9,6 @@ import numpy as np
 from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.integers import Integers
 from secure_fl.protect.bodies import as_bulk, read_bulky, say
-from secure_fl.protect.cohort.meeting import note
 from secure_fl.protect.combining import CombineHost
 from secure_fl.protect.contract import Contribution, Message
 from secure_fl.protect.primitives.field import uniform
@@ -41,9 +40,7 @@ class Uploader(Advertiser):
         party.require_trained()
         roster = read_bulky(message)
         cohort = party.meet(roster, self._manifest)
-        if party.context.whole:
-            # Now, not when it is opened: that needs some holders only, and each member has to know of it.
-            note(party.context, cohort, party.host, [cohort.names])
+        party.note_circle()
         self._count_comparisons()
         groups = sealed_groups(party.context, cohort, party.name)
         elements = np.empty(sum(group.size for group in groups), np.int32)

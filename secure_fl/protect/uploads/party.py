@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from secure_fl.errors import ProtectionError
 from secure_fl.identity.signing import transcript
-from secure_fl.protect.cohort.meeting import meet
+from secure_fl.protect.cohort.meeting import meet, note
+from secure_fl.protect.cohort.signed import Group
 from secure_fl.protect.contract import Host, RoundContext
 from secure_fl.protect.primitives.envelopes import Envelopes
 from secure_fl.protect.uploads.manifest import UploadCohort, UploadManifests, origins
@@ -105,6 +106,22 @@ class Party(ABC):
         if mine is not None and mine.upload != self.uploaded:
             raise ProtectionError("this node is said to have uploaded something else than it did")
         return uploads
+
+    # --- what is opened ---------------------------------------------------------------------------------------
+
+    def note_circle(self) -> None:
+        """Before it uploads to a circle: judge and remember the sum that may be opened of it.
+
+        Not only when it is opened: that needs some sites only, and each member has to know of it. Where no block is
+        everybody's there is none, as when measurements stay at the sites in a closing round.
+        """
+        if self.context.whole:
+            note(self.context, self.cohort, self.host, [group.holders for group in self.cohort.groups])
+
+    def note_opened(self, uploads: Uploads, opened: Iterable[Group]) -> None:
+        """Before it gives what opens the sums of these groups: judge and remember them."""
+        rows = [tuple(name for name in uploads.names if name in group.holders) for group in opened]
+        note(self.context, self.cohort, self.host, rows)
 
     # --- envelopes --------------------------------------------------------------------------------------------
 

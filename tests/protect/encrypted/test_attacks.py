@@ -393,7 +393,7 @@ def test_below_the_minimum_nothing_opens_and_three_checks_say_so(monkeypatch: py
     layers: list[tuple[type[SecureFLError] | None, str, Any]] = [
         (CohortTooSmallError, "secure_fl.protect.uploads.statements.require_cohort", lambda *_a, **_k: None),
         (ProtectionError, "secure_fl.protect.cohort.signed.releasable", all_pass),  # no group: nothing to add up
-        (ReleaseRefusedError, "secure_fl.protect.encrypted.opener.note", lambda *_a, **_k: None),
+        (ReleaseRefusedError, "secure_fl.protect.uploads.party.note", lambda *_a, **_k: None),
         (None, "", None),
     ]
     for error, check, nothing in layers:
