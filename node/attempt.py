@@ -75,6 +75,7 @@ class Participation:
         self._first = announcement
         self._current = announcement
         self._kind = round_kind(announcement.kind)
+        self.declares = self._kind is RoundKind.DECLARE  # It trains the first round, also if it is too late to declare.
         self._protection = resolved.protection_in(self._kind)
         # The round whose training this is. What a site declares is made of the first one's, which is kept for it.
         self._number = max(1, announcement.round)
@@ -96,11 +97,6 @@ class Participation:
     def is_over(self) -> bool:
         """Whether nothing more will be answered; its files may still be about to be erased."""
         return self._finished
-
-    @property
-    def declares(self) -> bool:
-        """Whether this is the declaration. What it trains is the first round's, also if it is too late to declare."""
-        return self._kind is RoundKind.DECLARE
 
     @staticmethod
     def begins(resolved: ResolvedStudy, announcement: pb.PhaseAnnouncement) -> bool:
@@ -248,9 +244,7 @@ class Participation:
         begun = time.monotonic()
         (charge or self._charge).computing()
         result = await self._services.executor.run(job)
-        self._seconds = await _paused(
-            self._services.file, time.monotonic() - begun, trained=self._kind is not RoundKind.EVALUATE
-        )
+        self._seconds = await _paused(self._services.file, job.kind, time.monotonic() - begun)
         self._services.listener(Trained(**self._about(), seconds=self._seconds))
         return result
 
@@ -437,10 +431,10 @@ def _base(announcement: pb.PhaseAnnouncement) -> bytes:
     return hashlib.sha256("\n".join(announcement.asked).encode() + announcement.model.digest).digest()
 
 
-async def _paused(file: NodeFile, seconds: float, *, trained: bool) -> float:
+async def _paused(file: NodeFile, kind: RoundKind, seconds: float) -> float:
     """How long it took, once a simulated machine has trained for its least time, and as much longer as it is slower."""
     if file.simulation is None:
         return seconds
-    taken = file.simulation.slowdown * max(seconds, file.simulation.seconds if trained else 0.0)
+    taken = file.simulation.slowdown * max(seconds, file.simulation.seconds if kind is RoundKind.TRAIN else 0.0)
     await asyncio.sleep(taken - seconds)
     return taken

@@ -30,7 +30,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"protection": {"circles": "sped"}}, "'sped' is not possible; did you mean 'speed'?", "one of: auto, speed"),
     ({"protection": {"circles": [["a", 1]]}}, "protection.circles, entry 1, entry 2: must be text (got 1)", ""),
     ({"simulation": {"partition": "natura"}}, "did you mean 'natural'?", "dirichlet"),
-    ({"simulation": {"seconds": -1}}, "simulation.seconds: must be 0 or more (got -1)", ""),
+    ({"simulation": {"seconds": -1}}, "simulation.seconds: must be from 0 to 3600 (got -1)", ""),
     ({"study": {"rounds": 2.5}}, "study.rounds: must be a whole number from 1 to 100000 (got 2.5)", ""),
     ({"strategy": {"epochs": 0}}, "strategy.epochs: must be from 1 to 1000 (got 0)", ""),
     ({"strategy": {"learning-rate": 1}}, "unknown key 'strategy.learning-rate'; did you mean 'learning_rate'?", ""),

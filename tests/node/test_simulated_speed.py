@@ -12,6 +12,7 @@ from node.attempt import _paused
 from node.config import NodeFile
 from secure_fl import simulate
 from secure_fl.errors import SettingsError
+from secure_fl.rounds import RoundKind
 
 MEASURED = 0.5
 
@@ -26,18 +27,18 @@ def node_file(**simulation: Any) -> NodeFile:
 
 
 @pytest.mark.parametrize(
-    ("simulation", "trained", "slept", "taken"),
+    ("simulation", "kind", "slept", "taken"),
     [
-        ({}, True, 0.0, MEASURED),
-        ({"seconds": 2.0}, True, 1.5, 2.0),
-        ({"seconds": 0.1}, True, 0.0, MEASURED),  # It took longer by itself.
-        ({"slowdown": 5.0}, True, 2.0, 2.5),
-        ({"seconds": 2.0, "slowdown": 5.0}, True, 9.5, 10.0),
-        ({"seconds": 2.0, "slowdown": 5.0}, False, 2.0, 2.5),  # A measurement takes no least time.
+        ({}, RoundKind.TRAIN, 0.0, MEASURED),
+        ({"seconds": 2.0}, RoundKind.TRAIN, 1.5, 2.0),
+        ({"seconds": 0.1}, RoundKind.TRAIN, 0.0, MEASURED),  # It took longer by itself.
+        ({"slowdown": 5.0}, RoundKind.TRAIN, 2.0, 2.5),
+        ({"seconds": 2.0, "slowdown": 5.0}, RoundKind.TRAIN, 9.5, 10.0),
+        ({"seconds": 2.0, "slowdown": 5.0}, RoundKind.EVALUATE, 2.0, 2.5),  # A measurement takes no least time.
     ],
 )
 def test_the_rest_is_slept(
-    monkeypatch: pytest.MonkeyPatch, simulation: dict[str, Any], trained: bool, slept: float, taken: float
+    monkeypatch: pytest.MonkeyPatch, simulation: dict[str, Any], kind: RoundKind, slept: float, taken: float
 ) -> None:
     pauses: list[float] = []
 
@@ -45,7 +46,7 @@ def test_the_rest_is_slept(
         pauses.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    assert asyncio.run(_paused(node_file(**simulation), MEASURED, trained=trained)) == taken
+    assert asyncio.run(_paused(node_file(**simulation), kind, MEASURED)) == taken
     assert sum(pauses) == slept
 
 
