@@ -34,6 +34,7 @@ from secure_fl.errors import (
 from secure_fl.events import Answered, Listener, PhaseClosed, SatOut, WaitingForHolders
 from secure_fl.messages import require
 from secure_fl.protect.contract import Message, Opened, Protection, RoundContext
+from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.threads import in_thread
@@ -194,8 +195,8 @@ class AttemptRunner:
         return {node: bulk.path.stat().st_mtime for node, bulk in found}
 
     @property
-    def traffic(self) -> Mapping[str, Traffic]:
-        """Bytes, by node."""
+    def traffic(self) -> dict[str, Traffic]:
+        """Bytes, by node; those of an attempt that has no record are added to the next one's."""
         return self._traffic
 
     @property
@@ -224,6 +225,8 @@ class AttemptRunner:
         # Where sites join at their own pace, the first phase ends when enough are there.
         filling = self._study.study.rounds.filling(self._context.min_cohort) if self._at_own_pace else None
         while machine.waiting and loop.time() < deadline:
+            if self.plan.kind is RoundKind.DECLARE and self._study.division.is_decided(machine.answered):
+                deadline = min(deadline, 2 * loop.time() - self._began)  # As long again, and no longer.
             soon = _LONGEST_WAIT
             if filling is not None:
                 soon = filling.closes_in(there=machine.answered, lacking=machine.lacking, now=loop.time())

@@ -15,6 +15,7 @@ from coordinator.attempt import AttemptRunner, StudyServices
 from coordinator.left_out import LeftOutSites
 from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt
+from coordinator.traffic import Traffic
 from secure_fl.errors import LateMessageError, NotConnectedError, RoundError, SecureFLError, WrongSharesError
 from secure_fl.events import Event, RoundResumed, RoundStarted, RoundVoid
 from secure_fl.rounds import RoundKind
@@ -41,6 +42,7 @@ class OpenAttempts:
         self._now = now
         self._open: dict[tuple[int, int], AttemptRunner] = {}
         self._kept: frozenset[int] = frozenset()
+        self._uncounted: dict[str, Traffic] = {}  # by node: bytes that are in no record yet
         self._settled = asyncio.Event()  # What the store remembers of attempts under way has been replayed.
         self._planning = asyncio.Lock()  # Attempts of several circles are numbered one after the other.
 
@@ -114,6 +116,7 @@ class OpenAttempts:
             )
             await in_thread_whole(store.begin_attempt, plan)
         attempt = self._runner(plan, model)
+        attempt.traffic.update({node: self._uncounted.pop(node) for node in invited if node in self._uncounted})
         await attempt.begin()
         self._open[attempt.key] = attempt
         self._services.listener(
@@ -122,6 +125,10 @@ class OpenAttempts:
             )
         )
         return attempt
+
+    def count_later(self, attempt: AttemptRunner) -> None:
+        """An attempt has no record of its own: its bytes count in the next one of each site."""
+        self._uncounted.update(attempt.traffic)
 
     async def resume(self, plan: Attempt, model: SharedModel) -> AttemptRunner:
         """Go on with an attempt that was under way when the coordinator stopped."""

@@ -61,7 +61,8 @@ class BufferedRounds:
         self._limits = study.rounds
         self._sites = len(study.study.roster)
         self._circles: tuple[Circle, ...] = services.resolved.circles_in(RoundKind.TRAIN)
-        self._turns = Turns(len(self._circles), study.rounds.pace(study.study.rounds))
+        pace, declared = study.rounds.pace(study.study.rounds), services.resolved.division.declares
+        self._turns = Turns(len(self._circles), pace, declared=declared)
         self._buffer = _Buffer()
         self._asked: dict[Turn, tuple[str, ...]] = {}  # what a turn asks for, in every attempt
         self._pulse = Pulse()

@@ -171,6 +171,7 @@ class StudyRunner:
             # On disk before anybody hears of it: the circles of a study are formed once.
             await self._unbroken.run(in_thread(self._settle, result.opened.declarations))
         for attempt in result.attempts:
+            self._attempts.count_later(attempt)
             await self._attempts.let_go(attempt, "everybody has declared")
 
     def _settle(self, declarations: bytes) -> None:

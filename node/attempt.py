@@ -97,6 +97,11 @@ class Participation:
         """Whether nothing more will be answered; its files may still be about to be erased."""
         return self._finished
 
+    @property
+    def declares(self) -> bool:
+        """Whether this is the declaration. What it trains is the first round's, also if it is too late to declare."""
+        return self._kind is RoundKind.DECLARE
+
     @staticmethod
     def begins(resolved: ResolvedStudy, announcement: pb.PhaseAnnouncement) -> bool:
         """Whether this announces the first phase of an attempt."""

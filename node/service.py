@@ -59,10 +59,25 @@ class _JoinedStudy:
     attempt: Participation | None = None
     task: asyncio.Task[None] | None = None
     ongoing: OngoingTraining = field(default_factory=OngoingTraining)  # where it outlives attempts
+    declaring: asyncio.Task[None] | None = None  # a declaration that outlives its attempt: it trains the first round
 
     @property
     def is_running(self) -> bool:
         return self.task is not None and not self.task.done()
+
+    def begin(self, attempt: Participation) -> None:
+        """Take part in another attempt, as soon as the one before has let go of its files."""
+        if self.attempt is not None and self.attempt.declares and (self.declaring is None or self.declaring.done()):
+            self.declaring = self.task
+        elif self.task is not None:
+            self.task.cancel()
+        self.attempt, self.task = attempt, asyncio.create_task(_after(self.task, attempt))
+
+    def cancel_training(self) -> None:
+        """Nobody wants what is trained beyond the attempt that it began in."""
+        self.ongoing.cancel()
+        if self.declaring is not None:
+            self.declaring.cancel()
 
 
 class Node:
@@ -171,7 +186,7 @@ class Node:
         """Leave cleanly and at once: state is on disk after every round, so nothing is lost."""
         self._stopping = True
         for joined in self._studies.values():
-            joined.ongoing.cancel()
+            joined.cancel_training()
             if joined.task is not None:
                 joined.task.cancel()
         self._session.stop()
@@ -283,10 +298,7 @@ class Node:
         except SecureFLError as error:
             log.warning("an announcement that makes no sense: %s", error.message)
             return
-        if joined.task is not None:
-            joined.task.cancel()
-        earlier, joined.attempt = joined.task, attempt
-        joined.task = asyncio.create_task(_after(earlier, attempt))
+        joined.begin(attempt)
 
     async def _close_round(self, study_id: str, closed: pb.RoundClosed) -> None:
         joined = self._studies.get(study_id)
@@ -300,7 +312,8 @@ class Node:
             if closed.committed and joined.store.was_sent(closed.round):
                 joined.store.forget_round(closed.round)
 
-        if joined.attempt is not None and joined.attempt.key == key and joined.is_running:
+        current = joined.attempt
+        if current is not None and current.key == key and joined.is_running and not current.declares:
             # The round went on without this node, or failed: training further would be for nothing.
             self._end(study_id, joined, forget)
         else:
@@ -311,7 +324,7 @@ class Node:
         joined = self._studies.pop(study_id, None)
         self._repairs.forget(study_id)
         if joined is not None:
-            joined.ongoing.cancel()
+            joined.cancel_training()
             self._end(study_id, joined, partial(joined.store.leave, rounds=joined.resolved.study.study.rounds))
         if self._until_done and not self._studies:
             self.stop()
@@ -373,5 +386,5 @@ async def _cancel(joined: _JoinedStudy) -> None:
         joined.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await joined.task
-    joined.ongoing.cancel()
+    joined.cancel_training()
     await joined.ongoing.ended()

@@ -1,13 +1,16 @@
-"""Synchronous rounds beside circles that do not wait, among real processes (gRPC, mutual TLS, `masked`), in real seconds.
+"""Synchronous rounds beside circles that do not wait, in real seconds, among real processes (gRPC, TLS, `masked`).
 
 Ten sites on digits, one of them five times slower, each study under the same seed and with the same number of uploads.
 Training takes at least a second (`simulation.seconds`): a site sleeps what is left of it, so that ten sites on a few
 cores do not hold each other up. All else is real: processes, connections, masks, disks.
 
+    sync        synchronous rounds
+    buffered    circles by speed that do not wait
+
 Time begins when the first attempt of a study is announced; processes that start before are not counted. With circles by
-speed, that attempt is the one in which sites declare how long they trained. Every version is kept as it is committed and
-measured after the study, on the test rows of all sites together. As in `secure-fl bench asynchronous`, models are
-compared once per ten uploads, and what counts is the first with 95 % of the best accuracy of the synchronous study.
+speed, that attempt is the one in which sites declare how long they trained. Every version is kept as it is committed,
+and measured after the study on the test rows of all sites together. As in `secure-fl bench asynchronous`, models are
+compared once per ten uploads, and what counts is the first with 95 % of the best accuracy of `sync`.
 """
 
 from __future__ import annotations
@@ -17,8 +20,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +41,6 @@ from secure_fl.tasks.state_dict import convert
 
 SITES, SLOW = 10, "site-02"
 SYNC, BUFFERED = "sync", "buffered"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A version of the model: when it was committed, what all versions so far have cost, and how good it is."""
-
-    seconds: float
-    uploads: int
-    bytes_up: int
-    bytes_down: int
-    accuracy: float
 
 
 @dataclass(slots=True)
@@ -74,19 +65,18 @@ class Observer:
 
 
 def study_of(mode: str, seed: int, rounds: int, assignments: list[str]) -> Study:
-    """The study of one run. Where circles do not wait, two of them share the uploads of `rounds` rounds."""
+    """The study of one run. Circles that do not wait share the uploads of as many rounds."""
     table: dict[str, Any] = {
         "study": {"name": f"wall-{mode}", "rounds": rounds, "seed": seed},
         "task": {"name": "digits"},
         "simulation": {"nodes": SITES, "partition": "dirichlet", "seconds": 1.0, "slow": {SLOW: 5.0}},
-        "metrics": {"share": "per-node"},
     }
     for assignment in assignments:
         set_dotted(table, assignment)
     if mode == BUFFERED:
-        turns = rounds * len(Study.parse(table).completed().circles(simulated_names(SITES)))
+        turns = rounds * len(Study.parse(table).circles(simulated_names(SITES)))
         table["study"]["rounds"] = turns
-        table.setdefault("rounds", {}).update(mode="buffered", flushes=turns)
+        table.setdefault("rounds", {}).update(mode=BUFFERED, flushes=turns)
         table.setdefault("protection", {})["circles"] = "speed"
     return Study.parse(table)
 
@@ -99,24 +89,20 @@ def measure(study: Study) -> dict[str, Any]:
         observer = Observer(Path(folder, "run"), kept)
         run(study, engine="processes", folder=observer.run, policy={}, listener=observer.listen)
         accuracies = accuracies_of(study.completed(), sorted(kept.iterdir()))
-    points, uploads, up, down = [], 0, 0, 0
+    points: list[dict[str, Any]] = []
+    uploads, up, down = 0, 0, 0
     for (seconds, record), accuracy in zip(observer.committed, accuracies, strict=True):
         before, uploads = uploads, uploads + len(record.cohort)
         up, down = up + record.bytes_up, down + record.bytes_down
         if uploads // SITES > before // SITES:
-            points.append(Point(seconds=seconds, uploads=uploads, bytes_up=up, bytes_down=down, accuracy=accuracy))
-    records = [record for _, record in observer.committed]
-    turns = Counter(" ".join(circle.members) for record in records for circle in record.circles)
-    taken = {
-        members: [circle.seconds for record in records for circle in record.circles if " ".join(circle.members) == members]
-        for members in turns
-    }
-    return {
-        "points": [asdict(point) for point in points],
-        "rounds": [record.seconds for record in records],
-        "committed": [seconds for seconds, _ in observer.committed],
-        "turns": taken,
-    }
+            costs = {"seconds": seconds, "uploads": uploads, "bytes_up": up, "bytes_down": down}
+            points.append({**costs, "accuracy": accuracy})
+    # How long rounds took; where circles do not wait, how long the turns of each did.
+    taken: dict[str, list[float]] = {}
+    for _, record in observer.committed:
+        for members, seconds in [(circle.members, circle.seconds) for circle in record.circles if circle.seconds]:
+            taken.setdefault(" ".join(members), []).append(seconds)
+    return {"points": points, "taken": taken or {"rounds": [record.seconds for _, record in observer.committed]}}
 
 
 def accuracies_of(study: Study, checkpoints: list[Path]) -> list[float]:
@@ -125,9 +111,7 @@ def accuracies_of(study: Study, checkpoints: list[Path]) -> list[float]:
     partition, seed = study.simulation.partition_settings(), study.study.seed
     shares = [Share(index=index, of=SITES, partition=partition, seed=seed) for index in range(SITES)]
     tests = [task.load(Source(share=share)).test for share in shares]
-    rows = Split(
-        inputs=torch.cat([test.inputs for test in tests]), targets=torch.cat([test.targets for test in tests])
-    )
+    rows = Split(inputs=torch.cat([test.inputs for test in tests]), targets=torch.cat([test.targets for test in tests]))
     found = []
     for checkpoint in checkpoints:
         named = checkpoint.with_suffix(".torch")
@@ -141,47 +125,39 @@ def accuracies_of(study: Study, checkpoints: list[Path]) -> list[float]:
     return found
 
 
-def reached(points: list[dict[str, Any]], target: float) -> dict[str, Any] | None:
-    """The first point that is good enough."""
-    return next((point for point in points if point["accuracy"] >= target), None)
-
-
 def show(seed: int, runs: dict[str, dict[str, Any]]) -> None:
-    """A line for each study, and how much of the synchronous time the other one took."""
+    """A line for each study."""
     target = TARGET * max(point["accuracy"] for point in runs[SYNC]["points"])
-    at = {mode: reached(runs[mode]["points"], target) for mode in runs}
+    print(f"seed {seed}: {target:.1%} is {TARGET:.0%} of the best accuracy of {SYNC}")
+    print(f"{'':10}{'s':>8}{'of sync':>9}{'MB up':>8}{'MB down':>9}{'best %':>8}{'last %':>8}{'s in all':>10}")
+    waited = None
     for mode, done in runs.items():
-        points, first = done["points"], at[mode]
-        to_target = "never" if first is None else (
-            f"{first['seconds']:7.1f} s {first['bytes_up'] / 1e6:6.2f} MB up {first['bytes_down'] / 1e6:6.2f} MB down"
-        )
-        best = max(point["accuracy"] for point in points)
-        print(
-            f"seed {seed}  {mode:9} {target:.4f} after {to_target}  best {best:.4f}  "
-            f"last {points[-1]['accuracy']:.4f}  in all {done['committed'][-1]:.1f} s",
-            flush=True,
-        )
-    before, after = at[SYNC], at[BUFFERED]
-    if before and after:
-        print(
-            f"seed {seed}  {BUFFERED} / {SYNC}: {after['seconds'] / before['seconds']:.2f} of the seconds, "
-            f"{after['bytes_up'] / before['bytes_up']:.2f} of the bytes up",
-            flush=True,
-        )
+        points = done["points"]
+        first = next((point for point in points if point["accuracy"] >= target), None)
+        waited = waited or first
+        cells = f"{'never':>8}{'–':>9}{'–':>8}{'–':>9}"
+        if first and waited:
+            ratio, up, down = first["seconds"] / waited["seconds"], first["bytes_up"] / 1e6, first["bytes_down"] / 1e6
+            cells = f"{first['seconds']:8.1f}{ratio:9.2f}{up:8.2f}{down:9.2f}"
+        best, last = max(point["accuracy"] for point in points), points[-1]["accuracy"]
+        print(f"{mode:10}{cells}{100 * best:8.1f}{100 * last:8.1f}{points[-1]['seconds']:10.1f}")
+        for whose, seconds in done["taken"].items():
+            print(f"{'':10}{len(seconds)} × {sorted(seconds)[len(seconds) // 2]:.2f} s (median): {whose}")
+    print(flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/measure_wall_time", description="Seconds with and without waiting.")
-    parser.add_argument("--rounds", type=int, default=30, help="of the synchronous study")
+    parser.add_argument("--rounds", type=int, default=20, help="of the synchronous study")
     parser.add_argument("--seeds", default="0,1,2", help="separated by commas")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of both studies")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of all studies")
     parser.add_argument("--out", type=Path, help="where all points go, as JSON")
     given = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
-    for seed in map(int, given.seeds.split(",")):
-        studies = {mode: study_of(mode, seed, given.rounds, given.set) for mode in (SYNC, BUFFERED)}
-        found[str(seed)] = {mode: measure(study) for mode, study in studies.items()}
-        show(seed, found[str(seed)])
+    for seed in given.seeds.split(","):
+        studies = {mode: study_of(mode, int(seed), given.rounds, given.set) for mode in (SYNC, BUFFERED)}
+        found[seed] = {mode: measure(study) for mode, study in studies.items()}
+        show(int(seed), found[seed])
         if given.out:
             given.out.write_text(json.dumps(found, indent=1))
 

@@ -39,6 +39,16 @@ class Division:
         """Of the declarations; empty where there are none."""
         return b"" if self._declared is None else self._declared.digest
 
+    def is_decided(self, declared: int) -> bool:
+        """Whether so many declarations are enough to form circles.
+
+        Where circles are formed by speed, sites that are still training are slower than those who have declared. If
+        there are no more of them than the last circle has sites, that circle is theirs. They are given as long again,
+        so that sites of about the same speed are divided by what they say, not by chance. Whoever is slower finishes
+        training, and begins the first round with it.
+        """
+        return self._study.protection.circles == "speed" and declared >= sum(map(len, self._study.circles()[:-1]))
+
     def settle(self, raw: bytes) -> None:
         """Take this list for the study's. Raises `RefusedError` after another one, `SecureFLError` if it is not one."""
         if self._declared is not None and self._declared.raw != raw:

@@ -40,8 +40,10 @@ class Pace:
 class Turns:
     """Where every circle is. Both a coordinator and a simulation are driven by it."""
 
-    def __init__(self, circles: int, pace: Pace) -> None:
+    def __init__(self, circles: int, pace: Pace, *, declared: bool = False) -> None:
+        """`declared`: sites trained for their first turn when they declared, and that was from version 0."""
         self.pace = pace
+        self._declared = declared
         self.version = 0
         self._next = dict.fromkeys(range(circles), 1)  # by circle: the number of its next turn
         self._under_way: dict[int, Turn] = {}
@@ -77,7 +79,8 @@ class Turns:
         busy = circle in self._under_way or any(turn.circle == circle for turn, _ in self._buffer)
         if busy or self.is_over or self._next[circle] > self.pace.turns:
             return None
-        turn = Turn(circle=circle, number=self._next[circle], base=self.version)
+        number = self._next[circle]
+        turn = Turn(circle=circle, number=number, base=0 if self._declared and number == 1 else self.version)
         self._next[circle] += 1
         self._under_way[circle] = turn
         return turn

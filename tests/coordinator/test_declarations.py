@@ -83,6 +83,10 @@ def test_sites_of_one_depth_are_in_one_circle(tmp_path: Path) -> None:
     # What was trained for the declaration is the first round's: nobody trains twice.
     assert sorted(trained) == sorted((name, number) for name in fed.names for number in (1, 2))
     assert [entry.number for entry in record.rounds] == [1, 2, 3]
+    # The declaration has no record: the model that sites fetched for it counts in the first round, once.
+    model = 4 * record.shared_parameters
+    for entry in record.rounds[:2]:
+        assert all(model < node.bytes_down < 2 * model for node in entry.nodes), entry.number
 
 
 @pytest.mark.parametrize(

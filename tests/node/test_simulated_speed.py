@@ -57,7 +57,5 @@ def test_a_time_that_makes_no_sense_is_refused(seconds: float) -> None:
 
 def test_a_round_waits_for_the_slow_site(tmp_path: Path) -> None:
     settings = {"simulation.seconds": 0.3, "simulation.slow": {"site-02": 3.0}}
-    run = simulate(
-        task="breast-cancer", nodes=3, rounds=1, settings=settings, out=tmp_path / "run", progress=False
-    )
+    run = simulate(task="breast-cancer", nodes=3, rounds=1, settings=settings, out=tmp_path / "run", progress=False)
     assert run.record.rounds[0].seconds >= 3 * 0.3

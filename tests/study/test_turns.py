@@ -159,3 +159,15 @@ def test_a_turn_ends_once() -> None:
     turns.opened(turn, now=0.0)
     with pytest.raises(ValueError, match="another turn"):
         turns.opened(turn, now=0.0)
+
+
+def test_the_first_turn_is_from_version_0_where_sites_trained_for_it_when_they_declared() -> None:
+    turns = Turns(2, Pace(turns=9, flushes=9), declared=True)
+    for _ in range(2):
+        turn = turns.begin(0)
+        assert turn is not None
+        assert turn.base == turns.version
+        turns.opened(turn, now=0.0)
+        turns.flushed([turn])
+    # The other circle was not complete until now.
+    assert turns.begin(1) == Turn(circle=1, number=1, base=0)
