@@ -24,10 +24,12 @@ from coordinator.store import Attempt, Store, StoredAnswer
 from coordinator.traffic import Traffic
 from coordinator.unbroken import Unbroken
 from secure_fl.errors import (
+    CohortTooSmallError,
     ConflictingUploadError,
     LateMessageError,
     NotConnectedError,
     ProtectionError,
+    RoundError,
     SecureFLError,
     StorageError,
 )
@@ -95,6 +97,7 @@ class AttemptRunner:
         self._position = 0  # of the phase
         self._machine: RoundMachine | None = None
         self._opened: Opened | None = None
+        self._failed: RoundError | None = None  # in an earlier life of the coordinator
         self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
         self._over: SecureFLError | None = None  # what is said to whoever still sends something
         self._away_since: dict[str, float] = {}
@@ -115,12 +118,15 @@ class AttemptRunner:
         store = self._services.store
         machine = await in_thread(self._make_machine)
         answers = await in_thread(store.answers, self.plan)
-        for phase in await in_thread(store.closed_phases, self.plan):
-            await in_thread(self._feed, machine, phase, answers)
-            self._opened = await in_thread(machine.close)
-            self._position += 1
-        if self._opened is None:
-            await in_thread(self._feed, machine, machine.phase, answers)
+        try:
+            for phase in await in_thread(store.closed_phases, self.plan):
+                await in_thread(self._feed, machine, phase, answers)
+                self._opened = await in_thread(machine.close)
+                self._position += 1
+            if self._opened is None:
+                await in_thread(self._feed, machine, machine.phase, answers)
+        except (CohortTooSmallError, ProtectionError) as error:
+            self._failed = error  # As it did before the coordinator stopped; it had not come to say so.
         self._answers = {(answer.phase, answer.node): answer for answer in answers}
         for answer in answers:
             self._count(answer.node, up=answer.bytes)
@@ -137,12 +143,14 @@ class AttemptRunner:
             if answer.phase == phase:
                 header = answer.header
                 self._learn(header)
-                bulk = self._services.files.upload(self._folder, _spool_name(answer.node, header), header.bulk)
+                bulk = self._services.files.upload(self._folder, spool_name(answer.node, header), header.bulk)
                 machine.accept(answer.node, phase, Message(body=header.payload.body), bulk)
 
     async def collect(self) -> Opened:
         """11.–12. Collect answers phase by phase, then open. Raises `CohortTooSmallError` or `ProtectionError`."""
         machine = self._require_machine()
+        if self._failed is not None:
+            raise self._failed
         while self._opened is None:
             if machine.opens:
                 await in_thread(self._services.store.keep_opening, self.plan, machine.opens)
@@ -182,17 +190,6 @@ class AttemptRunner:
     def answers(self) -> Iterable[StoredAnswer]:
         """Everything that was accepted."""
         return self._answers.values()
-
-    def arrivals(self) -> dict[str, float]:
-        """When each site's update was here, by the wall clock: its file tells, also after a restart. Blocks."""
-        # The update is the largest of what a site sends.
-        largest = {each.node: each.header for each in sorted(self._answers.values(), key=lambda a: a.header.bulk.size)}
-        found = (
-            (node, self._services.files.upload(self._folder, _spool_name(node, header), header.bulk))
-            for node, header in largest.items()
-            if header.bulk.size
-        )
-        return {node: bulk.path.stat().st_mtime for node, bulk in found}
 
     @property
     def traffic(self) -> dict[str, Traffic]:
@@ -343,13 +340,13 @@ class AttemptRunner:
             require(header.bulk.sha256 == EMPTY, "an upload does not match its digest")
             incoming, size = None, header.ByteSize()
         else:
-            name = _spool_name(node, header)
+            name = spool_name(node, header)
             incoming, size = await self._reception.spool(node, header, chunks, name=name)
         # A line that is cut now cancels the call. It must not cancel this: half an answer cannot be taken back.
         return await self._services.unbroken.run(self._enter(node, header, incoming, size))
 
     async def _enter(self, node: str, header: pb.UploadHeader, incoming: IncomingObject | None, size: int) -> bool:
-        name = _spool_name(node, header)
+        name = spool_name(node, header)
         try:
             if incoming is not None:
                 await in_thread(incoming.finish, durable=True)
@@ -429,7 +426,8 @@ def upload_folder(plan: Attempt) -> str:
     return f"{plan.number}-{plan.attempt}"
 
 
-def _spool_name(node: str, header: pb.UploadHeader) -> str:
+def spool_name(node: str, header: pb.UploadHeader) -> str:
+    """The file of one upload in it."""
     return f"{node}-{header.upload_id.hex()[:32]}"
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator.attempt import AttemptRunner
+from coordinator.attempt import AttemptRunner, spool_name, upload_folder
 from coordinator.attempts import OpenAttempts, vanished
 from coordinator.bulk_files import BulkFiles
 from coordinator.gathering import Gathering
@@ -81,7 +81,7 @@ class Publication:
 
         Where sites send once what they trained for a round, the next round begins from the same model.
         """
-        if kind is not RoundKind.TRAIN or not self.resolved.leaves_once:
+        if kind is not RoundKind.TRAIN or not self.resolved.leaves_once(kind):
             raise error
         (attempt,) = result.attempts
         log.warning("round %d came to nothing: %s", attempt.plan.number, error)
@@ -122,7 +122,7 @@ class Publication:
                 result,
                 metrics=decoded.metrics,
                 blocks_kept=decoded.blocks_kept,
-                arrived=await in_thread(_arrived, result.attempts),
+                arrived=await in_thread(_arrived, self.files, result.attempts),
                 committed=self.attempts.now(),
             ),
             roster=roster,
@@ -173,5 +173,14 @@ class Publication:
         self.save_record()
 
 
-def _arrived(attempts: Sequence[AttemptRunner]) -> dict[str, float]:
-    return {node: when for attempt in attempts for node, when in attempt.arrivals().items()}
+def _arrived(files: BulkFiles, attempts: Sequence[AttemptRunner]) -> dict[str, float]:
+    """When each site's update was here, by the wall clock: its file tells, also after a restart. Blocks."""
+    found: dict[str, float] = {}
+    for attempt in attempts:
+        # The update is the largest of what a site sends.
+        for answer in sorted(attempt.answers, key=lambda answer: answer.header.bulk.size):
+            header, folder = answer.header, upload_folder(attempt.plan)
+            if header.bulk.size:
+                upload = files.upload(folder, spool_name(answer.node, header), header.bulk)
+                found[answer.node] = upload.path.stat().st_mtime
+    return found

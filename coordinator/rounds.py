@@ -109,7 +109,7 @@ class GatheredRound:
                 opened = await attempt.collect()
             except (CohortTooSmallError, ProtectionError) as error:
                 services.gathering.vanished(attempt.vanished)
-                if services.resolved.leaves_once and attempt.asked_for_updates:
+                if services.resolved.leaves_once(self._kind) and attempt.asked_for_updates:
                     return nothing(attempt, error, tried=self._tried)
                 await services.attempts.void(attempt.plan, error)
             else:

@@ -293,7 +293,7 @@ class StudyRunner:
             except (CohortTooSmallError, ProtectionError) as error:
                 for attempt in result.attempts:
                     await self._attempts.void(attempt.plan, error)
-                if self.resolved.leaves_once:
+                if self.resolved.leaves_once(kind):
                     break  # Sites do not send again what they have sent.
             else:
                 return

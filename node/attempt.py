@@ -213,7 +213,7 @@ class Participation:
         Raises `RefusedError` where it was sent and is lost, or was made of another model.
         """
         number, base = self._number, _base(self._first)
-        if self._resolved.leaves_once:
+        if self._resolved.leaves_once(self._kind):
             self._store.require_first(number)
         kept = KeptUpdate.load(self._store.kept_update(number))
         if kept is None:

@@ -27,6 +27,7 @@ from secure_fl.protect.cohort.agreements import who_agreed
 from secure_fl.protect.contract import RoundContext
 from secure_fl.protect.versions import Version
 from secure_fl.randomness import KeyStream
+from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.rpc.protect_cohort_pb2 import Agreements
 from secure_fl.strategies.merging import discount
@@ -118,7 +119,7 @@ class CarriedWork:
 
         Raises `RefusedError` where it may have left already, and leaves once; or is lost.
         """
-        if self._resolved.leaves_once:
+        if self._resolved.leaves_once(RoundKind.TRAIN):
             self._store.require_first(number)
         path = self._store.kept_update(number)
         kept = KeptUpdate.load(path)

@@ -52,6 +52,7 @@ class VerifiedModels:
         self._largest = resolved.largest_step
         self._initial = resolved.study.study.initial
         self._rounds = resolved.study.rounds
+        self._declares = resolved.division.declares
         self._turns = resolved.study.study.rounds
         self._folder = folder
         self._layout = layout
@@ -114,6 +115,8 @@ class VerifiedModels:
         # of this site's: the coordinator says how many there were, and can say no more than the study has.
         if not self._rounds.is_buffered:
             return number - 1
+        if self._declares and number <= 1 and model.version:
+            raise RefusedError("where sites declare how fast they are, they first train from the study's first model")
         if model.version > self._most_steps(number):
             raise RefusedError("the model is more steps away than the study has")
         return model.version

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -129,8 +130,7 @@ class StudyStore:
         """Settle the study's circles by a list that was fetched, durably. Raises `SecureFLError`."""
         raw = listed.read_bytes()
         with self._lock:
-            division.settle(raw)
-            write_atomically(self.declared, raw)
+            division.settle(raw, keep=partial(write_atomically, self.declared))
 
     def load_declared(self, division: Division) -> None:
         """Settle the circles by the list that was kept, if there is one. Raises `StorageError`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from secure_fl.errors import RefusedError
 from secure_fl.protect.declarations import Declared
 from secure_fl.study.circles import Circle, in_order
@@ -49,8 +51,11 @@ class Division:
         """
         return self._study.protection.circles == "speed" and declared >= sum(map(len, self._study.circles()[:-1]))
 
-    def settle(self, raw: bytes) -> None:
-        """Take this list for the study's. Raises `RefusedError` after another one, `SecureFLError` if it is not one."""
+    def settle(self, raw: bytes, *, keep: Callable[[bytes], None] = lambda _: None) -> None:
+        """Take this list for the study's. Raises `RefusedError` after another one, `SecureFLError` if it is not one.
+
+        It is the study's once `keep` has put it where a restart finds it.
+        """
         if self._declared is not None and self._declared.raw != raw:
             raise RefusedError("the circles of this study were formed from another list before")
         study = self._study
@@ -63,8 +68,9 @@ class Division:
         else:
             # Whoever shares most comes first.
             sites = sorted(study.study.roster, key=lambda site: (-len(declared.blocks.get(site, ())), site))
-        self._circles = in_order(sites, sizes=[len(circle) for circle in study.circles()])
-        self._declared = declared
+        circles = in_order(sites, sizes=[len(circle) for circle in study.circles()])
+        keep(raw)
+        self._circles, self._declared = circles, declared
 
     def shared_by_some_circle(self) -> frozenset[str]:
         """The blocks that all members of at least one circle declared: what the study is expected to open."""

@@ -219,8 +219,9 @@ def _exceptions(study: Study) -> tuple[str, ...]:
     return (
         f"EXCEPTION ({CHANGING_COHORTS}): if a site joins or leaves between two rounds, the difference of the two "
         "results tells something about that site. A coordinator that cheats needs no chance for it: it leaves a site "
-        "out of the next round, and knows roughly what that site's update is. It never opens one round twice: what a "
-        "site computed for a round leaves it once. A site has to agree: [policy] exceptions.",
+        "out of the next round, and knows roughly what that site's update is; nearly all of it, and its measurements "
+        "exactly, if it leaves the model as it was. It never opens one round twice: what a site computed for a round "
+        "leaves it once. A site has to agree: [policy] exceptions.",
         *(by_sites if study.rounds.by_sites else ()),
     )
 

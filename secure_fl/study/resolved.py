@@ -70,14 +70,13 @@ class ResolvedStudy:
         """How answers leave a site in a round: a declaration is no update, and is not hidden."""
         return DECLARING if kind is RoundKind.DECLARE else self.protection
 
-    @property
-    def leaves_once(self) -> bool:
+    def leaves_once(self, kind: RoundKind) -> bool:
         """Whether what a site computed for a round leaves it in one attempt only, come of that what may.
 
         Where the sites of a sum may change, two attempts with the same integers and one site more or less would show
         that site's. A circle is opened whole or not at all: it may try as often as it likes.
         """
-        sums = self.request is RequestKind.SUM and self.study.protection.recovery
+        sums = self.request_in(kind) is RequestKind.SUM and self.study.protection.recovery
         return sums and not self.protection.coordinator_sees_updates
 
     @property

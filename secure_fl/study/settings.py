@@ -128,8 +128,11 @@ class StrategySection(_WithSettings):
 
     @model_validator(mode="after")
     def _known_settings(self) -> Self:
-        """Refused on reading: settings of strategies need no torch. Those of tasks do, and `check` looks at them."""
-        if strategies.is_built_in(self.name) or self.name in strategies.known():  # else `check` says so
+        """Refused on reading: settings of strategies need no torch. Those of tasks do, and `check` looks at them.
+
+        A strategy of an installed package waits for `check`, too: reading what somebody offers runs nobody's code.
+        """
+        if strategies.is_built_in(self.name) or strategies.is_in_process(self.name):
             strategies.settings(self.name).parse(self.settings, where="strategy")
         return self
 

@@ -20,8 +20,10 @@ from coordinator.store import Attempt
 from node.kept import KeptUpdate
 from node.store import StudyStore
 from secure_fl.encoding.integers import Integers
+from secure_fl.encoding.metrics import METRICS_BLOCK
 from secure_fl.errors import CohortTooSmallError, ProtectionError, StudyAbortedError
 from secure_fl.protect.contract import OpenedSums
+from secure_fl.rounds import RoundKind
 from tests.support.federation import Federation
 
 VICTIM = "site-01"
@@ -31,17 +33,20 @@ BY_SITES = {**SYNCHRONOUS, "mode": "buffered", "unit": "site", "merge": "delta",
 
 
 class Cheating:
-    """Round by round: every sum it could open."""
+    """Every sum that it could open of the first round of a kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: RoundKind) -> None:
+        self._kind = kind
         self.sums: list[dict[str, Any]] = []
         self.refusals: list[dict[str, str]] = []
 
     def rounds(self) -> Callable[[GatheredRound, Sequence[Attempt]], Awaitable[RoundResult]]:
         """In place of the honest ones."""
 
-        async def run(this: GatheredRound, _under_way: Sequence[Attempt]) -> RoundResult:
-            return await self._twice(this)
+        honest = GatheredRound.run
+
+        async def run(this: GatheredRound, under_way: Sequence[Attempt]) -> RoundResult:
+            return await (self._twice(this) if this._kind is self._kind else honest(this, under_way))
 
         return run
 
@@ -72,21 +77,52 @@ def test_a_round_repeated_without_one_site_opens_nothing(
 ) -> None:
     if not checked:
         monkeypatch.setattr(StudyStore, "require_first", lambda *_: None)
-    cheating, given = Cheating(), dict[str, Integers]()
+    settings = {"study": {"rounds": 3}, "protection": {"kind": kind, "recovery": True}, "rounds": rounds}
+    cheating, given = attack(tmp_path, monkeypatch, settings, RoundKind.TRAIN)
+    judge(cheating, given, checked=checked)
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["shipped", "without the check"])
+def test_nor_is_the_finished_model_measured_twice_also_after_combinations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    """Combinations are judged by what was opened before; the closing measurements are a sum like any other."""
+    if not checked:
+        monkeypatch.setattr(StudyStore, "require_first", lambda *_: None)
+    settings = {
+        "study": {"rounds": 1},
+        "strategy": {"name": "fedamp"},
+        "protection": {"kind": "sealed", "recovery": True},
+        "metrics": {"share": "aggregate"},
+        "rounds": SYNCHRONOUS,
+    }
+    cheating, given = attack(tmp_path, monkeypatch, settings, RoundKind.EVALUATE)
+    judge(cheating, {METRICS_BLOCK: given[METRICS_BLOCK]}, checked=checked)
+
+
+def attack(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], kind: RoundKind
+) -> tuple[Cheating, dict[str, Integers]]:
+    """What the coordinator could open, and what the victim gave."""
+    cheating, given = Cheating(kind), dict[str, Integers]()
     monkeypatch.setattr(GatheredRound, "run", cheating.rounds())
     remember(monkeypatch, given)
-    settings = {"study": {"rounds": 3}, "protection": {"kind": kind, "recovery": True}, "rounds": rounds}
 
     async def run() -> None:
-        fed = Federation(tmp_path / "run", settings, nodes=SITES)
+        fed = Federation(folder / "run", settings, nodes=SITES)
         try:
             for name in fed.names:
                 fed.start_node(name)
-            assert await asyncio.wait_for(fed.coordinate(), 60) is None
+            await asyncio.wait_for(fed.coordinate(), 60)
         finally:
             await fed.close()
 
     asyncio.run(run())
+    return cheating, given
+
+
+def judge(cheating: Cheating, given: dict[str, Integers], *, checked: bool) -> None:
+    """Nothing was opened a second time; without the check, the victim's integers are known."""
     first, *second = cheating.sums
     if checked:
         assert second == []

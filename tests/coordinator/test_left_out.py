@@ -148,3 +148,18 @@ def test_where_too_few_are_left_the_study_ends_at_once_and_names_it(tmp_path: Pa
         assert record.left_out == (LeftOut(node=LIAR, round=1, what=GAVE_WRONG),)
 
     play(tmp_path, MASKED, scenario, nodes=3)
+
+
+@pytest.mark.usefixtures("sealed_nonsense")
+def test_a_coordinator_that_stops_before_it_has_said_so_says_it_in_its_next_life(tmp_path: Path) -> None:
+    """What failed fails again when it is replayed: that must end the round, and not the coordinator."""
+
+    async def scenario(fed: Federation) -> None:
+        start_all(fed)
+        with pytest.raises(Killed):
+            await fed.coordinate(Faults("before:commit_round", 1))
+        record = await finish(fed)
+        assert [entry.came_to_nothing for entry in record.rounds] == [True, False, False]
+        assert record.left_out == (LeftOut(node=LIAR, round=1, what=DEALT_SEALED),)
+
+    play(tmp_path, MASKED, scenario, nodes=5)

@@ -59,6 +59,14 @@ def test_an_installed_strategy_is_one_like_the_others(install: Install) -> None:
         strategies.create("clam", {})
 
 
+def test_reading_a_study_runs_nothing_of_a_package(install: Install) -> None:
+    """A site reads what it is offered before it has agreed to anything."""
+    install(calm=f"{MODULE}:Calm")
+    offered = Study.of(task="digits").canonical().replace(b'"name":"fedavg"', b'"name":"calm"')
+    assert Study.from_canonical(offered).strategy.name == "calm"
+    assert MODULE not in sys.modules
+
+
 def test_no_package_takes_a_built_in_name(install: Install) -> None:
     # A site that allows "fedavg" in its policy allows that, and not what somebody packaged under the name.
     install(fedavg=f"{MODULE}:Calm")
