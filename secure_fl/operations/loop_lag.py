@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 _INTERVAL = 0.05
 TOO_LONG = 0.1  # seconds; nothing of ours holds a loop for longer
@@ -42,12 +43,17 @@ class LoopLag:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + _INTERVAL
+            due, queued = loop.time() + _INTERVAL, _queued()
             await asyncio.sleep(_INTERVAL)
             late = loop.time() - due
             self._worst = max(self._worst, late)
             if late > TOO_LONG:
-                log.log(self._level(late, loop.time()), "the event loop was kept waiting for %.3f s", late)
+                log.log(
+                    self._level(late, loop.time()),
+                    "the event loop was kept waiting for %.3f s, %.3f s of them for a processor",
+                    late,
+                    min(late, _queued() - queued),
+                )
 
     def _level(self, late: float, now: float) -> int:
         """A warning where sessions are in danger, and not one after the other; else for whoever looks for it."""
@@ -55,3 +61,14 @@ class LoopLag:
             return logging.DEBUG
         self._quiet_until = now + _QUIET_SECONDS
         return logging.WARNING
+
+
+def _queued() -> float:
+    """For how many seconds this thread could have run and got no processor; 0 where the system does not tell.
+
+    It tells a busy machine from a step of ours that is too slow.
+    """
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
