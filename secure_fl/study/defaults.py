@@ -41,8 +41,7 @@ def suitable(values: Any) -> Any:
         return values
     name = str(strategy.get("name", ""))
     filled = dict(values)
-    wanted = strategies.defaults(name).get("task.name")
-    if wanted and "name" not in task:
+    if "name" not in task and (wanted := strategies.defaults(name).get("task.name")):
         filled["task"] = {**task, "name": wanted}
     if "strategy" in values and "kind" not in protection:
         filled["protection"] = {**protection, "kind": protect.suitable(strategies.asks(name))}

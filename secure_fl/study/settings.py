@@ -216,6 +216,12 @@ class Study(Shorthand):
             raise SettingsError("the study was made by an older version of secure-fl", advice="submit it again")
         if version != STUDY_VERSION:
             raise SettingsError("the offered study has another format version", advice="upgrade the older side")
+        for section, key in (("task", "name"), ("protection", "kind")):
+            # Finding out what suits its strategy would import that: a site reads offers before it agrees to anything.
+            if not isinstance(values.get(section), dict) or key not in values[section]:
+                raise SettingsError(
+                    "the offered study is not written out", advice="submit it with `secure-fl study submit`"
+                )
         return cls.parse(values)
 
     def completed(self) -> Self:

@@ -16,10 +16,14 @@ from coordinator.machine import RoundMachine
 from node.models import VerifiedModels
 from node.service import Node
 from secure_fl.blocks import BlockShape, Layout, TensorShape
-from secure_fl.errors import SignatureError
+from secure_fl.errors import RefusedError, SignatureError
 from secure_fl.protect.combining import node_half
 from secure_fl.protect.contract import OpenedSums, RoundContext
 from secure_fl.protect.masked.protection import Masked
+from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.study.resolved import ResolvedStudy
+from secure_fl.study.settings import Study
+from secure_fl.transport.wire import reference
 from tests.attacks import test_attacks
 from tests.attacks.test_attacks import EvilCoordinator, against_a_node
 from tests.protect.cohorts import InMemory, context, contribution, host
@@ -72,6 +76,31 @@ def test_there_are_no_more_steps_than_flushes(tmp_path: Path, monkeypatch: pytes
             await evil.next_upload(3)
 
     play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("circles", ["speed", "auto"])
+def test_where_sites_declare_their_first_training_is_from_the_first_model(tmp_path: Path, circles: str) -> None:
+    """They train to declare, before anything is opened. Elsewhere a circle may come late, and begin from the newest."""
+    rosters = {f"site-{index}": f"{index:064x}" for index in range(8)}
+    first = LAYOUT.digest(LAYOUT.unflatten(moved(0)))
+    table = {
+        "study": {"rounds": 6, "roster": rosters, "initial": first.hex()},
+        "protection": {"kind": "masked", "circles": circles, "clip": 1.0},
+        "rounds": {"mode": "buffered", "flushes": 5, "merge": "delta"},
+    }
+    models = VerifiedModels(ResolvedStudy.of(Study.parse(table)), tmp_path, LAYOUT)
+    later = pb.ModelRef(
+        version=3,
+        digest=LAYOUT.digest(LAYOUT.unflatten(moved(3))),
+        object=reference(moved(3)),
+        first=reference(moved(0)),
+    )
+    if circles == "auto":
+        assert [target.version for target in models.route(later, number=1)] == [0, 3]
+        return
+    for number in (0, 1):
+        with pytest.raises(RefusedError, match="first train from the study's first model"):
+            models.route(later, number=number)
 
 
 @both

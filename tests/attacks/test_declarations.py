@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,9 +61,9 @@ def test_a_site_is_in_one_circle_of_a_study(tmp_path: Path, monkeypatch: pytest.
     # Without the check, two circles that differ by all but one site: over a few rounds, whoever is in both stands out.
     settle = Division.settle
 
-    def forgetful(self: Division, raw: bytes) -> None:
+    def forgetful(self: Division, raw: bytes, **keeping: Any) -> None:
         self._declared = None
-        settle(self, raw)
+        settle(self, raw, **keeping)
 
     monkeypatch.setattr(Division, "settle", forgetful)
     assert two_circles(tmp_path / "without") == ["uploaded", "uploaded"]

@@ -259,7 +259,11 @@ def test_a_deeply_nested_offer_is_refused(depth: int, opening: bytes, closing: b
 )
 def test_half_a_character_is_refused(change: dict[str, Any]) -> None:
     """JSON can spell it, and nothing can encode it: it once ended the node that was offered it."""
-    offer = json.dumps({"version": 6, **change}).replace("\\\\", "\\").encode()
+    offer = (
+        json.dumps({"version": 6, "task": {"name": "digits"}, "protection": {"kind": "none"}} | change)
+        .replace("\\\\", "\\")
+        .encode()
+    )
     with pytest.raises(SettingsError, match="not Unicode"):
         Study.from_canonical(offer)
 
