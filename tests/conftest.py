@@ -14,6 +14,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import pytest
 
+from secure_fl import strategies
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
 from tests.support.fault_table import TABLE, FaultTable
@@ -104,3 +105,15 @@ def _logging_as_it_was() -> Iterator[None]:
     before = root.level
     yield
     root.setLevel(before)
+
+
+@pytest.fixture(autouse=True)
+def _strategies_as_they_were() -> Iterator[None]:
+    """A strategy that a test adds is nobody else's: some tests look at all there are."""
+    tables: tuple[dict[str, Any], ...] = (strategies._BUILT_IN, strategies._HERE)
+    before = [dict(table) for table in tables]
+    yield
+    for table, kept in zip(tables, before, strict=True):
+        if table != kept:
+            table.clear()
+            table.update(kept)
