@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from coordinator.attempt import AttemptRunner, spool_name, upload_folder
 from coordinator.attempts import OpenAttempts, vanished
@@ -51,14 +52,8 @@ class Publication:
         Raises `CohortTooSmallError` or `ProtectionError` where it makes no model, and sites may be asked again.
         """
         await self._close(result, number)
-        try:
-            result.require_opened()
-            decoded, stepped = await in_thread(self._step, kind, result.opened)
-        except (CohortTooSmallError, ProtectionError) as error:
-            result = self._nothing(kind, result, error)
-            decoded, stepped = await in_thread(self._unchanged)
-        roster = tuple(self.resolved.study.study.roster)
-        await self._make(kind, result, decoded, stepped, roster=roster, alone=True)
+        made = await self._made(kind, result, partial(self._step, kind, result.opened))
+        await self._make(kind, *made, roster=tuple(self.resolved.study.study.roster), alone=True)
 
     async def merge(self, turns: Sequence[OpenedTurn], result: RoundResult, *, everybody: bool = False) -> None:
         """Make the next version of circles' turns, each of which began from a version of its own. Raises likewise.
@@ -67,14 +62,19 @@ class Publication:
         """
         number = self.model.current.version + 1
         await self._close(result, number)
+        made = await self._made(RoundKind.TRAIN, result, partial(self.model.merge, turns))
+        roster = tuple(self.resolved.study.study.roster) if everybody else result.opened.cohort
+        await self._make(RoundKind.TRAIN, *made, roster=roster, alone=everybody)
+
+    async def _made(
+        self, kind: RoundKind, result: RoundResult, step: Callable[[], tuple[Decoded, StoredModel | None]]
+    ) -> tuple[RoundResult, Decoded, StoredModel | None]:
+        """What `step` makes of a round; the same model again where nothing was opened, or nothing came of it."""
         try:
             result.require_opened()
-            decoded, stepped = await in_thread(self.model.merge, turns)
+            return result, *await in_thread(step)
         except (CohortTooSmallError, ProtectionError) as error:
-            result = self._nothing(RoundKind.TRAIN, result, error)
-            decoded, stepped = await in_thread(self._unchanged)
-        roster = tuple(self.resolved.study.study.roster) if everybody else result.opened.cohort
-        await self._make(RoundKind.TRAIN, result, decoded, stepped, roster=roster, alone=everybody)
+            return self._nothing(kind, result, error), *await in_thread(self._unchanged)
 
     def _nothing(self, kind: RoundKind, result: RoundResult, error: RoundError) -> RoundResult:
         """What becomes of a round that made no model. Raises `error` where it can be attempted again.

@@ -116,7 +116,9 @@ class VerifiedModels:
         if not self._rounds.is_buffered:
             return number - 1
         if self._declares and number <= 1 and model.version:
-            raise RefusedError("where sites declare how fast they are, they first train from the study's first model")
+            raise RefusedError(
+                "this site's first training is from the study's first model, and a later one was announced"
+            )
         if model.version > self._most_steps(number):
             raise RefusedError("the model is more steps away than the study has")
         return model.version

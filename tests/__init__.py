@@ -2,6 +2,7 @@
 
 import os
 
-# Two processes test at the same time, on two cores. Threads of torch would wait for each other's, and keep a core busy
-# while they do: training then takes several times as long. Tests about threads ask torch for as many as they need.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# One thread each for torch and NumPy, as simulated sites have. Two processes test at the same time, on two cores:
+# threads would wait for each other's, and training take many times as long. Tests about threads ask for as many as
+# they need.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

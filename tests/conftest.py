@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-# One thread each for torch and NumPy, as simulated sites have, before anything imports them. On a busy machine threads
-# that share one small sum wait for each other: the same training takes more than twenty times as long.
-os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import pytest
 

@@ -99,7 +99,7 @@ def test_where_sites_declare_their_first_training_is_from_the_first_model(tmp_pa
         assert [target.version for target in models.route(later, number=1)] == [0, 3]
         return
     for number in (0, 1):
-        with pytest.raises(RefusedError, match="first train from the study's first model"):
+        with pytest.raises(RefusedError, match="first training is from the study's first model"):
             models.route(later, number=number)
 
 

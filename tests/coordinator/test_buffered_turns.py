@@ -186,7 +186,21 @@ def test_a_site_never_trains_for_two_attempts_at_once(
 
 def test_training_is_told_the_version_it_begins_from_and_not_only_its_own_turn(tmp_path: Path) -> None:
     jobs: list[Job] = []
-    executors = {name: Counting(jobs) if name in SECOND else SlowTraining(0.4) for name in EVERYBODY}
+    merged = asyncio.Event()  # a turn of the other circle: its second one begins
+
+    class First(FakeTraining):
+        async def run(self, job: Job) -> Result:
+            if job.round == 2:
+                merged.set()
+            return await super().run(job)
+
+    class Second(Counting):
+        async def run(self, job: Job) -> Result:
+            if job.round == 4:
+                await merged.wait()
+            return await super().run(job)
+
+    executors = {name: Second(jobs) if name in SECOND else First() for name in EVERYBODY}
     record, _ = run(tmp_path, executors, study={"rounds": 8}, rounds={**ROUNDS, "flushes": 8})
     bases = {turn.turn: turn.base for entry in trained(record) for turn in entry.circles if turn.members == SECOND}
     found = {(job.me, job.round): job.version for job in jobs if job.round in bases}
