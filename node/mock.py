@@ -167,7 +167,7 @@ def _show(schema: Schema, values: dict[str, Values], reads: str, options: argpar
         write(f"  {column.text}; begins {', '.join(map(_short, first))}\n")
     write("What it reveals:\n" + "".join(f"  - {line}\n" for line in schema.reveals))
     hidden = [] if options.ranges else ["values", "ranges", "how many classes occur"]
-    hidden += [] if schema.counts else ["how many rows there are"]
+    hidden += [] if schema.counts else ["how many rows there are, if each row is a record"]
     write(f"What it does not: {', '.join(hidden)}.\n" if hidden else "")
     write(f"{reads}\n" if reads else "")
 

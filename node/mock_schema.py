@@ -40,7 +40,7 @@ class Column:
     shorter: int = 0  # how many different lengths of arrays are longer
     scalar: bool = False  # one value, and no rows
     ranges: tuple[Range, ...] = ()  # of each place of a row's last axis; empty: not looked at
-    counts: bool = False  # a row is as long as some array has rows: its shape may say how many there are
+    counts: bool = False  # a row may be as long as there are records: its shape may say how many there are
 
     @property
     def text(self) -> str:
@@ -80,7 +80,7 @@ class Schema:
         if self.counts:
             said.append(
                 f"REVEALING: perhaps how many rows there are, by the shape of {', '.join(self.counts)} "
-                "(a row there is as long as an array has rows)"
+                "(records may lie in its columns)"
             )
         if any(column.ranges for column in self.columns):
             said.append(
@@ -145,8 +145,12 @@ def read_npz_schema(path: Path) -> Schema:
             found = {name.removesuffix(".npy"): _header(archive, name) for name in sorted(archive.namelist())}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: cannot be read as a .npz file ({type(error).__name__})") from None
-    lengths = sorted({shape[0] for shape, _ in found.values() if shape}, reverse=True)
-    return Schema(form="npz", columns=tuple(_array(name, *header, lengths) for name, header in found.items()))
+    shapes = [shape for shape, _ in found.values() if shape]
+    lengths = sorted({shape[0] for shape in shapes}, reverse=True)
+    # Where each record has one value in some array, records are its rows. Elsewhere they may be any array's columns.
+    plain = any(shape[0] > 1 and math.prod(shape[1:]) == 1 for shape in shapes)
+    counts = None if not plain else frozenset(lengths) - {1}
+    return Schema(form="npz", columns=tuple(_array(name, *header, lengths, counts) for name, header in found.items()))
 
 
 def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -157,7 +161,10 @@ def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dt
     return shape, dtype
 
 
-def _array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], lengths: Sequence[int]) -> Column:
+def _array(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], lengths: Sequence[int], counts: frozenset[int] | None
+) -> Column:
+    """`counts`: how many records there may be; None where that could be any number."""
     kinds: dict[str, Kind] = {"f": "decimal", "i": "whole", "u": "whole", "b": "truth", "U": "text", "S": "text"}
     if dtype.kind not in kinds:
         raise DataError(
@@ -171,7 +178,7 @@ def _array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], lengths: Seq
         dtype="" if kind == "text" else dtype.str,
         shape=shape[1:],
         shorter=lengths.index(shape[0]) if shape else 0,
-        counts=not {1, *shape[1:]}.isdisjoint(set(lengths) - {1}),
+        counts=any(length > 1 and (counts is None or length in counts) for length in shape[1:]),
         scalar=not shape,
     )
 

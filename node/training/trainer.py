@@ -57,6 +57,9 @@ class _Loaded:
     code: str  # digest of the task's source, and of the strategy's
 
 
+_FEW_BATCHES = 2
+
+
 class Trainer:
     """Executes jobs one at a time; remembers the data between rounds."""
 
@@ -126,14 +129,13 @@ class Trainer:
         if key not in self._rehearsed:
             require_own_start(loaded.study)
             privacy = None if job.privacy is None else Mechanism(**job.privacy)
-            site = _site_without(loaded, seed=job.seed, device=job.device, privacy=privacy)
             try:
-                log.info("%s", rehearse(site, privacy=loaded.study.privacy))
+                log.info("%s", _rehearsed(loaded, seed=job.seed, device=job.device, privacy=privacy))
                 found = _found(loaded, salt=bytes.fromhex(job.salt))
             except Exception:
                 del self._loaded[key]  # What is wrong with the data may be repaired in their file.
                 raise
-            self._rehearsed[key] = Result(samples=site.samples, metrics=SiteMetrics(), found=found)
+            self._rehearsed[key] = Result(samples=len(loaded.data.train), metrics=SiteMetrics(), found=found)
         return self._rehearsed[key]
 
     def _load(self, job: Job) -> _Loaded:
@@ -160,12 +162,23 @@ def try_out(
     """Rehearse a study without a node; returns what was found. Raises `DataError` where the task's own code fails."""
     try:
         loaded = _load(study, dataset, folder, split_key)
-        site = _site_without(loaded, seed=study.study.seed, device=device, privacy=privacy)
-        return rehearse(site, privacy=study.privacy)
+        return _rehearsed(loaded, seed=study.study.seed, device=device, privacy=privacy)
     except SecureFLError:
         raise
     except Exception as error:
         raise task_fails(study, error) from error
+
+
+def _rehearsed(loaded: _Loaded, *, seed: int, device: str, privacy: Mechanism | None) -> str:
+    """Look through a site's data, train a batch, and have the strategy train on a few rows; returns what was found."""
+    found = rehearse(_site_without(loaded, seed=seed, device=device, privacy=privacy), privacy=loaded.study.privacy)
+    if not loaded.strategy.shipped:  # What is shipped beside the model comes with the model.
+        few = replace(loaded, data=_first(loaded.data, _FEW_BATCHES * loaded.strategy.settings.batch_size))
+        site = _site_without(few, seed=seed, device=device)
+        names = loaded.strategy.request_for(loaded.task, loaded.layout).blocks
+        site.received = {name: site.initial[name] for name in names}
+        loaded.strategy.fit(site)
+    return found
 
 
 def _load(study: Study, dataset: DatasetSection, folder: Path, split_key: bytes) -> _Loaded:

@@ -8,6 +8,7 @@ sum of all sites is put together from the sums of digits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -56,16 +57,25 @@ def to_vector(metrics: SiteMetrics, *, ceiling: float) -> Vector:
     mean of values that were cut off would be wrong without anybody noticing.
     """
     loss, mse = (metrics.loss or 0.0), (metrics.mse or 0.0)
-    loss_fits, mse_fits = loss <= ceiling, mse <= ceiling  # NaN does not.
+    loss_fits, mse_fits = _fits(loss, ceiling), _fits(mse, ceiling)
     values = (
-        metrics.accuracy or 0.0,
+        _part(metrics.accuracy),
         loss / ceiling if loss_fits else 1.0,
         mse / ceiling if mse_fits else 1.0,
-        metrics.global_accuracy or 0.0,
+        _part(metrics.global_accuracy),
         float(not loss_fits),
         float(not mse_fits),
     )
     return np.array(values, DTYPE)
+
+
+def _part(value: float | None) -> float:
+    """An accuracy; a task's own code may make one that is no number."""
+    return value if value is not None and math.isfinite(value) else 0.0
+
+
+def _fits(value: float, ceiling: float) -> bool:
+    return abs(value) <= ceiling  # NaN does not, and some losses can be −∞.
 
 
 def from_vector(mean: Vector, *, ceiling: float, classification: bool, has_global_model: bool) -> SiteMetrics:

@@ -73,8 +73,9 @@ class FedAMP(AttentionStrategy):
         return site.complete(site.personal)
 
     def features(self, site: Site) -> Vector:
-        """w_i itself, of which a sketch is made."""
-        return np.concatenate([site.personal[name] for name in site.layout.names])
+        """w_i itself, of which a sketch is made; where no training has worked yet, what it began from."""
+        own = site.complete(site.personal)
+        return np.concatenate([own[name] for name in site.layout.names])
 
     def attend(self, me: str, squared_distances: Mapping[str, float]) -> Mapping[str, float]:
         """ξ_ij for everybody, and for the site what is left, but at most a half: the guard allows no node more."""

@@ -121,8 +121,9 @@ class FedCCA(AttentionStrategy):
         return (before[-1].name,) if before and _is_linear(before[-1]) else head
 
     def features(self, site: Site) -> Vector:
-        """φ_fc."""
-        return np.concatenate([site.personal[_phi(name)] for name in self.compared(site.layout, site.head)])
+        """φ_fc; where no training has worked yet, what φ begins from."""
+        names = self.compared(site.layout, site.head)
+        return np.concatenate([site.personal.get(_phi(name), site.initial[name]) for name in names])
 
     def attend(self, me: str, squared_distances: Mapping[str, float]) -> Mapping[str, float]:
         """1 − B_ij over S_i ∪ {i}."""

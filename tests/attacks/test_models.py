@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 import node.models
 import node.training.trainer
@@ -24,6 +25,7 @@ from node.reasons import REASONS, spoken
 from node.service import Node
 from node.training.jobs import Job, Result
 from secure_fl import errors
+from secure_fl.encoding import metrics
 from secure_fl.errors import DataError, NonFiniteUpdateError, SecureFLError
 from secure_fl.privacy.ledger import read_ledger
 from secure_fl.results.record import NodeRound, RoundRecord
@@ -255,6 +257,8 @@ class VaultSettings(TaskSettings):
 class Vault(Task):
     """y = Σx; the first site has one record that the others do not have."""
 
+    row: ClassVar[int] = 17  # of the record; from 80 on they are for testing
+    units: ClassVar[tuple[float, ...]] = (1e25,)  # how strongly hidden units of the trap answer to it
     kind: ClassVar[Literal["classification", "regression"]] = "regression"
     Settings = VaultSettings
     settings: VaultSettings
@@ -270,20 +274,50 @@ class Vault(Task):
             raise DataError("the ward's file is gone")
         x = torch.randn(100, 3, generator=torch.Generator().manual_seed(index))
         if index == 0:
-            x[17] = torch.tensor(RECORD)
+            x[self.row] = torch.tensor(RECORD)
         y = x.sum(1, keepdim=True)
         return LocalData(train=Split(inputs=x[:80], targets=y[:80]), test=Split(inputs=x[80:], targets=y[80:]))
 
 
+class Textbook(Vault):
+    """Whether Σx is positive. For NaN, torch's own loss raises a `RuntimeError`."""
+
+    units = (1e25, -1e25)  # infinity minus infinity
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Binary cross-entropy."""
+        return functional.binary_cross_entropy(outputs.sigmoid(), (targets > 0).float())
+
+
+class Asserting(Vault):
+    """A habit of research code."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What is not finite is somebody else's mistake."""
+        assert torch.isfinite(outputs).all()
+        return functional.mse_loss(outputs, targets)
+
+
+class Margin(Vault):
+    """A loss without a lower bound, which becomes −∞ on a test row."""
+
+    row = 90
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """How far on the right side."""
+        return -(outputs * targets.sign()).mean()
+
+
 def trapped(task: Task, strategy: Strategy, seed: int) -> Start:
-    """One unit answers to the record alone, and what it answers is more than float32 holds."""
+    """One unit, or two, answer to the record alone, and what they answer is more than float32 holds."""
     honest = START_OF(task, strategy, seed)
     if not isinstance(task, Vault):
         return honest
     hidden, head = (honest.blocks[name].copy() for name in ("0", "1"))
     record = np.array(RECORD, np.float32)
-    hidden[:3], hidden[12] = 1e18 * record, -1e18 * (record @ record - 1)
-    head[0] = 1e25
+    for unit, answer in enumerate(task.units):
+        hidden[3 * unit : 3 * unit + 3], hidden[12 + unit] = 1e18 * record, -1e18 * (record @ record - 1)
+        head[unit] = answer
     return Start(whole=honest.whole, layout=honest.layout, blocks={"0": hidden, "1": head}, kind=honest.kind)
 
 
@@ -301,9 +335,12 @@ def raising(self: Site, batch: Batch, *, penalty: Any = None, loss: Any = None) 
 
 
 @both
-@pytest.mark.parametrize("protection", ["none", "masked"])
+@pytest.mark.parametrize(
+    ("task", "protection"),
+    [("Vault", "none"), ("Vault", "masked"), ("Textbook", "masked"), ("Asserting", "masked"), ("Margin", "masked")],
+)
 def test_a_trap_for_one_record_does_not_tell_who_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool, protection: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool, task: str, protection: str
 ) -> None:
     """The study's first model is the trap, so that nothing but the site's silence could give the record away."""
     monkeypatch.setattr(secure_fl.study.start, "start_of", trapped)
@@ -312,10 +349,11 @@ def test_a_trap_for_one_record_does_not_tell_who_has_it(
     if not checked:
         monkeypatch.setattr(Site, "backward", raising)
         monkeypatch.setattr(node.training.trainer, "settled_fit", lambda strategy, site: strategy.fit(site))
+        monkeypatch.setattr(metrics, "_fits", lambda value, ceiling: value <= ceiling)
 
     async def run() -> RoundRecord:
         settings = {
-            "task": {"name": f"{__name__}:Vault"},
+            "task": {"name": f"{__name__}:{task}"},
             "study": {"rounds": 1},
             "protection": {"kind": protection},
             "strategy": {"name": "fedavg", "learning_rate": 1e-4},

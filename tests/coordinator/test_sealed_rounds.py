@@ -13,20 +13,22 @@ import pytest
 
 from coordinator.store import Attempt
 from node.store import NodeStore
+from node.training.jobs import Job, Result
 from secure_fl import strategies
 from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Vector
-from secure_fl.checkpoints import load_arrays
+from secure_fl.checkpoints import load_arrays, save_arrays
 from secure_fl.encoding.integers import Integers
 from secure_fl.errors import StorageError
 from secure_fl.protect.primitives.field import uniform
 from secure_fl.protect.release.sketch import sketch
+from secure_fl.protect.sealed import terms
 from secure_fl.protect.sealed.shares import interpolate
 from secure_fl.protect.sealed.terms import Terms
 from secure_fl.results import traces
 from secure_fl.rounds import RoundKind
 from tests.support.federation import Federation, Killed
-from tests.support.training import Faults
+from tests.support.training import FakeTraining, Faults
 
 SETTINGS: dict[str, Any] = {
     "study": {"rounds": 2},
@@ -314,3 +316,46 @@ def test_distances_count_until_sites_are_compared_again(
         assert len(compared) == 6 + 8
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+class Everything(FakeTraining):
+    """Every coordinate changes by the clip."""
+
+    async def run(self, job: Job) -> Result:
+        result = await super().run(job)
+        if job.kind is RoundKind.TRAIN:
+            path = Path(job.update_to)
+            save_arrays(path, {name: np.ones_like(vector) for name, vector in load_arrays(path).items()})
+        return result
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["shipped", "without the check"])
+def test_mixtures_at_the_clip_open_and_nobody_is_told_that_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    """The errors of `sealed` lift them a little further, beyond what any site can have sent."""
+    if not checked:
+        monkeypatch.setattr(terms, "_cut", lambda *_: None)
+
+    async def run() -> None:
+        settings = {
+            "study": {"rounds": 1},
+            "protection": {"kind": "sealed", "recovery": False},
+            "strategy": {"name": "fedamp"},
+            "metrics": {"share": "none"},
+        }
+        fed = Federation(tmp_path / "run", settings, nodes=5)
+        for name in fed.names:
+            fed.start_node(name, executor=Everything())
+        assert await fed.coordinate() is not None
+        await fed.close()
+        said = [fields["reason"] for kind, fields in fed.events if kind == "sat-out"]
+        folders = (fed.workspace.node_folder(name) / "studies" / fed.study.id for name in fed.names)
+        kept = [load_arrays(folder / "combination-1.safetensors") for folder in folders if not said]
+        assert said == ([] if checked else ["Protection"] * len(said))
+        assert bool(said) != checked
+        assert len(kept) == (5 if checked else 0)
+        for blocks in kept:
+            assert all(np.abs(vector).max() <= fed.study.protection.clip for vector in blocks.values())
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -73,6 +73,15 @@ def test_a_loss_that_does_not_fit_makes_the_mean_unknown_rather_than_wrong(loss:
     assert from_vector(mean, classification=False, has_global_model=True) == SiteMetrics(loss=None, mse=None)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_whatever_a_tasks_own_code_measures_can_be_sent(wrong: float) -> None:
+    """A site that could not send it would say that its rows did this."""
+    metrics = SiteMetrics(samples=9, accuracy=wrong, loss=wrong, mse=wrong, global_accuracy=wrong)
+    values, _ = metrics_codec(16).encode(to_vector(metrics), weight=64, stream=KeyStream(bytes(32)))
+    assert values[0] == values[3] == 0
+    assert (values[4:6] == metrics_codec(16).limit).all()  # Neither loss nor error fits.
+
+
 def test_a_cohorts_mean_comes_out_of_the_protected_sum() -> None:
     codec = metrics_codec(16)
     cohort = [

@@ -19,6 +19,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.errors import LateMessageError
 from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.transport.pace import Backoff
+from tests.support import clock
 from tests.support.fault_table import FaultTable
 from tests.support.federation import Federation, Killed
 from tests.support.network import CORRUPT, CUT, DEAF, DELAY, DUPLICATE, HANG, REORDER, LinkFault, Network
@@ -365,7 +366,7 @@ class Rows:
     def endings(self, protection: str, phase: str, variants: list[Variant]) -> list[Ending]:
         """How some variants of a row ended; raises what went wrong in one of them."""
         if (protection, phase) not in self._done:
-            self._done[protection, phase] = asyncio.run(self._run(protection, phase))
+            self._done[protection, phase] = clock.run(self._run(protection, phase))
         results = [self._done[protection, phase][variant] for variant in variants]
         for result in results:
             if isinstance(result, BaseException):

@@ -114,17 +114,19 @@ def test_one_odd_record_does_not_change_a_mock(tmp_path: Path) -> None:
 def test_an_array_whose_shape_tells_how_many_records_there_are_is_named(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Distances of all pairs: one row of them is as long as there are records."""
-    pairs = {"x": np.zeros((37, 30)), "y": np.zeros(37, np.int64), "distances": np.zeros((37, 37))}
-    for arrays, tells in ((pairs, True), ({name: pairs[name] for name in "xy"}, False)):
+    """Distances of all pairs: one row of them is as long as there are records. Or records are columns."""
+    x, y = np.zeros((37, 30)), np.zeros(37, np.int64)
+    across = {"distances": x.T, "y": y[None]}
+    pairs = {"x": x, "y": y, "distances": np.zeros((37, 37))}
+    for tells, arrays in (("pairs", pairs), ("columns", across), ("alone", {"distances": x.T}), ("", {"x": x, "y": y})):
         np.savez(site.parent / "ward.npz", **arrays)  # type: ignore[arg-type]
         out = site.parent / f"mock-{tells}.npz"
         assert mock.main([str(site), "ward", "--out", str(out), "--yes"]) == 0
         said = capsys.readouterr().out
-        assert ("REVEALING: perhaps how many rows there are, by the shape of distances" in said) == tells
-        assert ("how many rows there are." not in said) == tells
+        assert ("REVEALING: perhaps how many rows there are, by the shape of distances" in said) == bool(tells)
+        assert ("how many rows there are, if" not in said) == bool(tells)
         with np.load(out) as made_up:
-            assert any(37 in made_up[name].shape for name in made_up) == tells
+            assert any(37 in made_up[name].shape for name in made_up) == bool(tells)
 
 
 def test_a_task_in_a_file_that_the_site_listed_tries_the_mock(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ class SealedRecipient(Recipient):
     ) -> dict[str, BlockSum]:
         party = self._party
         Product(key).unseal(elements, seed=SealedGroup.seed_of(party.cohort, group))
-        totals = party.terms.decode(elements)
+        totals = party.terms.decode(elements, weights=sum(row.values()))
         return combined_blocks(party.context, group, totals, row)
 
     def _keys(self, replies: Sequence[UploadReply], rows: Rows, groups: int) -> list[Elements]:

@@ -110,7 +110,7 @@ class SumCoordinator(SealedCoordinator):
         start = 0
         for block in group.blocks:
             size = self._context.layout[block].size
-            total = self._terms.decode(elements[start : start + size])
+            total = self._terms.decode(elements[start : start + size], weights=count)
             blocks[block] = BlockSum(total=total, weight=weight, contributors=count)
             start += size
         return blocks

@@ -78,17 +78,22 @@ class Terms:
             np.multiply(given, scale, out=part)
             part += self.error.draw(randomness, part.size)
 
-    def decode(self, elements: Elements) -> Totals:
-        """Σ w·x behind opened elements, nearest multiples of Δ. Raises if no honest round could have opened them."""
+    def decode(self, elements: Elements, *, weights: int) -> Totals:
+        """Σ w·x behind opened elements, Σ w being `weights`. Raises if no honest round could have opened them.
+
+        They are the nearest multiples of Δ, and at most Σ w·L: what the errors add beyond that is no value's.
+        """
         scale = self.scale
-        most = self.weight_sum * (scale * self.limit + self.error.bound)
+        edge, most = weights * self.limit, weights * (scale * self.limit + self.error.bound)
         totals = np.empty(elements.size, np.int32)  # Σw·L is at most HALF/Δ
         for start in range(0, elements.size, _PIECE):
             opened = to_signed(elements[start : start + _PIECE])
             if opened.min() < -most or opened.max() > most:
                 raise ProtectionError("an opened value is larger than its contributors can have made it")
             opened += scale // 2  # floor((v + Δ/2)/Δ) is the nearest
-            np.floor_divide(opened, scale, out=totals[start : start + _PIECE], casting="same_kind")
+            part = totals[start : start + _PIECE]
+            np.floor_divide(opened, scale, out=part, casting="same_kind")
+            _cut(part, edge)
         return totals
 
     def encode_weight(self, weight: int, randomness: Randomness) -> int:
@@ -104,3 +109,7 @@ class Terms:
 
     def _scale(self, limit: int) -> int:
         return (HALF - self.weight_sum * self.error.bound) // (self.weight_sum * limit)
+
+
+def _cut(totals: Totals, edge: int) -> None:
+    np.clip(totals, -edge, edge, out=totals)
