@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from secure_fl import simulate
+from secure_fl.blocks import Blocks
 from secure_fl.errors import SecureFLError
+from secure_fl.strategies.fedavg import FedAvg
+from secure_fl.strategies.site import Site
 from secure_fl.tasks.base import LocalData, Source, Split, Task
 
 
@@ -42,3 +45,22 @@ class Broken(Task):
 def test_a_run_ends_with_the_reason_where_a_site_that_is_needed_cannot_train(tmp_path: Path) -> None:
     with pytest.raises(SecureFLError, match="site-02 says NotReady"):
         simulate(task=Broken, rounds=2, nodes=3, out=tmp_path / "run", progress=False)
+
+
+class Mistaken(FedAvg):
+    """Its own code fails, with any rows."""
+
+    name = "mistaken"
+
+    def fit(self, site: Site) -> Blocks:
+        """A name that it never gave."""
+        return dict.fromkeys(super().fit(site), site.personal["mine"])
+
+
+@pytest.mark.timeout(60)
+def test_a_mistake_in_a_strategy_is_found_before_a_model_is_fetched(tmp_path: Path) -> None:
+    """Afterwards no site could say so: it might be this one record that fails."""
+    with pytest.raises(SecureFLError, match="says NotReady: training failed: KeyError"):
+        simulate(task="digits", strategy=Mistaken, rounds=2, nodes=3, out=tmp_path / "run", progress=False)
+    assert "training failed: KeyError" in (tmp_path / "run" / "run.log").read_text()
+    assert not list((tmp_path / "run").rglob("verified-*"))

@@ -4,7 +4,7 @@ A federation in one process waits for deadlines, heartbeats and pauses, and comp
 computing takes longer, and a test that means "this message comes late" or "that one in time" would depend on who else
 uses the machine. Here the clock stands still while anything is computed, on the loop or in one of its threads. Once
 nothing is left to do it jumps to the next moment that somebody waits for. So deadlines mean what they say, and waiting
-for them takes no time.
+for them takes no time. (A test in which something never waits would never end: it needs `asyncio.run`.)
 """
 
 from __future__ import annotations
