@@ -96,7 +96,7 @@ def only_process(folder: Path) -> Iterator[None]:
         os.close(descriptor)
         raise StorageError(
             f"{folder}: another process works here",
-            advice="stop it first, or give this one a [state] folder of its own",
+            advice="it may be the service that runs already; stop that one first",
         ) from None
     try:
         yield

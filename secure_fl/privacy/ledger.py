@@ -2,15 +2,17 @@
 
 One JSON object per line. Entry 0 carries the site's certificate, an entry "renewed" its successor; every entry names
 the SHA-256 of the line before it and is signed by the key bound to the certificate in force. So an entry that is
-changed, removed or moved breaks the chain, and one that is added needs the site's key. Cutting off the tail, or writing
-the whole chain anew with the site's own key, is what a ledger alone cannot show: its peers witness it
-(secure_fl/privacy/witness.py).
+changed, removed or moved breaks the chain, and one that is added needs the site's key. A small file beside it, with the
+ending `.end`, says how far the ledger went when it was written last: an old copy, or one whose last lines are gone, would
+give a site back what it has spent. Whoever cuts both, or writes the whole chain anew with the site's own key, is found
+out by others: peers witness how far a ledger went (secure_fl/privacy/witness.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,9 +30,12 @@ from secure_fl.errors import (
     SecureFLError,
     StorageError,
 )
+from secure_fl.files import write_atomically
 from secure_fl.identity.certificates import Certificate, TrustStore, utc_now
 from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.identity.signing import SigningKey, verify
+
+log = logging.getLogger(__name__)
 
 LEDGER_VERSION = 2
 _DOMAIN = "ledger"
@@ -99,6 +104,7 @@ class Ledger:
         self._last: datetime | None = None
         self._lock = threading.Lock()
         self._whole = True  # false while something may stand at the end that nobody was told of
+        expected = expected or end_of(path).exists()
         owner = self._recover(authority, expected=expected) if expected or path.exists() else None
         if owner != certificate:
             # Whoever reads it asks whether the certificate was valid when it was entered.
@@ -107,6 +113,7 @@ class Ledger:
             self._last = moment if self._last is None else max(self._last, moment)
         mine = {"name": certificate.name, "certificate": certificate.pem.decode()}
         if owner is None:
+            log.info("%s: a new ledger begins; nothing counts as released or spent here yet", path)
             self.append(OPENED, mine)
         elif owner != certificate:
             self.append(RENEWED, mine)  # From here on the new key signs; the chain goes on.
@@ -146,12 +153,14 @@ class Ledger:
                 file.write(line + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
+            digest = hashlib.sha256(line).hexdigest()
+            write_atomically(end_of(self._path), json.dumps([self._next + 1, digest]).encode())
         except OSError as error:
             # A line, or half of one, may be there now; whoever writes next drops it, since it was never acknowledged.
             raise StorageError(f"{self._path}: cannot be written ({error.strerror})") from error
         self._next += 1
         self._size += len(line) + 1
-        self._head = hashlib.sha256(line).hexdigest()
+        self._head = digest
         self._last = moment
         self._whole = True
 
@@ -170,11 +179,12 @@ class Ledger:
 
         Returns whose key signed last. Raises what `read_site_ledger` does; the file is then left as it is.
         """
-        content = _content(self._path)
+        end, content = _end(self._path), _content(self._path)
         whole, newline, torn = content.rpartition(b"\n")
         owner = None
         if newline:
             entries = _of_site(self._path, _verified(self._path, whole.split(b"\n")), authority, self._site)
+            _require_end(self._path, entries, end)
             owner = _owner(next(entry.facts for entry in reversed(entries) if entry.kind in (OPENED, RENEWED)))
             self._next, self._head, self._last = len(entries), entries[-1].digest, entries[-1].moment
         elif expected:
@@ -192,11 +202,45 @@ def read_site_ledger(path: Path, *, authority: bytes, site: str | None = None) -
     2. Every certificate in it is from the consortium whose CA is `authority` (PEM), was valid when it was entered, and
        bears the name `site`; without one, the same name throughout. Whether it has expired since does not matter.
     3. Time does not run backwards.
+    4. It goes as far as the file beside it says, where there is one: only the site itself has it.
 
     Raises `MissingLedgerError` where there is none, `ForeignLedgerError` for one of another consortium or site,
     `SchemaError` for a newer version's, and `LedgerError` that names the first bad entry for anything else.
     """
-    return _of_site(path, read_ledger(path), authority, site)
+    end = _end(path)  # Read first: a node may be writing, and its ledger then goes further.
+    entries = _of_site(path, read_ledger(path), authority, site)
+    _require_end(path, entries, end)
+    return entries
+
+
+def end_of(path: Path) -> Path:
+    """The file that says how far the ledger at `path` went when it was written last."""
+    return path.with_suffix(".end")
+
+
+def _end(path: Path) -> tuple[int, str] | None:
+    """How many entries there were, and the digest of the last; None where nobody noted it, as releases before did."""
+    try:
+        length, digest = json.loads(end_of(path).read_bytes())
+        return int(length), str(digest)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise LedgerError(f"{end_of(path)}: cannot be read ({type(error).__name__})") from None
+
+
+def _require_end(path: Path, entries: Sequence[Entry], end: tuple[int, str] | None) -> None:
+    if end is None:
+        return
+    length, digest = end
+    if len(entries) < length:
+        raise LedgerError(
+            f"{path}: its last {length - len(entries)} of {length} entries are missing: it was cut, or is an old copy",
+            advice="put the newest copy back. If there is none, keep this one for the auditor and start with an empty "
+            "state folder (docs/operations.md, backup and restore)",
+        )
+    if length < 1 or entries[length - 1].digest != digest:
+        raise LedgerError(f"{path}: entry {length - 1} is not the one that was written last")
 
 
 def read_ledger(path: Path) -> Iterator[Entry]:

@@ -147,6 +147,15 @@ def test_both_models_train_and_only_theta_leaves() -> None:
     assert strategy.features(here) == pytest.approx([twice.head], abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["fedcca", "fedamp"])
+def test_a_site_whose_first_training_came_to_nothing_is_compared_by_what_it_began_with(name: str) -> None:
+    """It would fall silent otherwise, and a model can bring that about."""
+    strategy = strategies.create(name, {})
+    here = regression.site(strategy, received=INITIAL)
+    blocks = strategy.compared(here.layout, here.head) if isinstance(strategy, FedCCA) else here.layout.names
+    assert strategy.features(here) == pytest.approx(np.concatenate([here.initial[block] for block in blocks]))
+
+
 def test_sites_are_compared_by_the_layer_that_makes_the_representation() -> None:
     def layout(*blocks: tuple[str, Sequence[tuple[int, ...]]]) -> Layout:
         tensors = {
