@@ -48,7 +48,7 @@ def _name(file: NodeFile) -> str:
     if mine.name != file.node.name:
         raise CertificateError(
             f"[node] name is {file.node.name!r}, the certificate is for {mine.name!r}",
-            advice=f"name this site's own certificate and keys in [node], or correct [node] name if this is {mine.name!r}",
+            advice="put this site's own certificate and keys there; if this is that site, correct [node] name",
         )
     return file.node.name
 

@@ -229,7 +229,7 @@ def read_csv_schema(path: Path, *, header: bool) -> Schema:
 
 def _lines(path: Path) -> Iterator[list[str]]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             yield from ([cell.strip() for cell in line] for line in csv.reader(file) if line)
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as a .csv file ({type(error).__name__})") from None

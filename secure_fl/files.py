@@ -96,7 +96,7 @@ def only_process(folder: Path) -> Iterator[None]:
         os.close(descriptor)
         raise StorageError(
             f"{folder}: another process works here",
-            advice="it may be the service that runs already; stop that one first",
+            advice="it may be the service, or a run, that is under way already: stop that one first, or let it end",
         ) from None
     try:
         yield

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.json_format import MessageToDict
 
 from secure_fl import tasks
+from secure_fl.api.hints import shown_hints
 from secure_fl.api.measured import with_own_metrics
 from secure_fl.errors import (
     LateMessageError,
@@ -143,6 +144,7 @@ class Operator:
         write_report(self, study, Path(out))
         return Path(out)
 
+    @shown_hints()
     def call(self, action: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect, do `action`, and close the connection."""
 

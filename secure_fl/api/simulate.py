@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from secure_fl import strategies, tracking
+from secure_fl.api.hints import shown_hints
 from secure_fl.api.in_thread import Work, await_beside, run_beside
 from secure_fl.api.progress import shown
 from secure_fl.api.run import Run
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 AnyStudy: TypeAlias = Study | Mapping[str, Any] | str | Path | None
 
 
+@shown_hints()
 def simulate(
     study: AnyStudy = None,
     *,
@@ -95,16 +97,16 @@ async def simulate_async(
     listener: Listener | None = None,
 ) -> Run:
     """As `simulate`, for whoever awaits it: the event loop goes on meanwhile, and cancelling stops the simulation."""
-    plan = _plan(
-        study,
-        words={
-            "task": task, "strategy": strategy, "protection": protection,
-            "rounds": rounds, "nodes": nodes, "seed": seed,
-        },
-        settings=settings, policy=policy, engine=engine, out=out, start=start,
-        progress=progress, track=track, listener=listener,
-    )  # fmt: skip
-    with ExitStack() as stack:
+    with shown_hints(), ExitStack() as stack:
+        plan = _plan(
+            study,
+            words={
+                "task": task, "strategy": strategy, "protection": protection,
+                "rounds": rounds, "nodes": nodes, "seed": seed,
+            },
+            settings=settings, policy=policy, engine=engine, out=out, start=start,
+            progress=progress, track=track, listener=listener,
+        )  # fmt: skip
         return plan.finished(await await_beside(plan.work, plan.shown_by(stack)))
 
 

@@ -150,6 +150,9 @@ def _print(summary: dict[str, Any]) -> None:
         console.print(f"{summary['combinations_opened']} of {possible} combinations were opened")
         if not summary["combinations_opened"]:
             console.print(f"[bold red]{NOTHING_COMBINED}[/]", soft_wrap=True)
+    if unheard := _unheard(summary):
+        console.print(f"[bold red]nothing of {', '.join(unheard)} is in the model[/]", soft_wrap=True)
+        console.print("→ their circle was too slow: more rounds.flushes, or a larger rounds.staleness", soft_wrap=True)
     if closed := summary["blocks_never_opened"]:
         # Where sites share as much as they choose, nobody may have chosen a block: then it is as it should be.
         console.print(f"[bold red]never opened, as they were at the start: {', '.join(closed)}[/]", soft_wrap=True)
@@ -158,6 +161,12 @@ def _print(summary: dict[str, Any]) -> None:
     if summary["protection"] == "none":
         console.print("[bold red]protection 'none': the coordinator saw every update. For tests only.[/]")
     console.print(f"report: {summary['report']}", soft_wrap=True)
+
+
+def _unheard(summary: dict[str, Any]) -> list[str]:
+    """Where circles do not wait for each other: sites whose circle was never merged."""
+    heard = {site for circle in summary["circles"] or () for site in circle["sites"]}
+    return [node["name"] for node in summary["nodes"] if heard and node["name"] not in heard]
 
 
 def _cell(value: float | None) -> str:

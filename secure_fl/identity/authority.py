@@ -319,8 +319,8 @@ class Authority:
             if one.not_after >= self._now():
                 raise CertificateError(
                     f"{who} has a certificate until {one.not_after:%Y-%m-%d}",
-                    advice="to renew it, sign with --renew. Revoke it only if its keys are lost or stolen: a revoked party "
-                    "is a new one in every study",
+                    advice="to renew it, sign with --renew. Revoke it only if its keys are lost or stolen: no study "
+                    "knows it any more then",
                 )
         if same and not any_keys and keys.isdisjoint(one.signing_public for one in same):
             raise CertificateError(

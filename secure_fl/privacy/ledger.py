@@ -3,9 +3,9 @@
 One JSON object per line. Entry 0 carries the site's certificate, an entry "renewed" its successor; every entry names
 the SHA-256 of the line before it and is signed by the key bound to the certificate in force. So an entry that is
 changed, removed or moved breaks the chain, and one that is added needs the site's key. A small file beside it, with the
-ending `.end`, says how far the ledger went when it was written last: an old copy, or one whose last lines are gone, would
-give a site back what it has spent. Whoever cuts both, or writes the whole chain anew with the site's own key, is found
-out by others: peers witness how far a ledger went (secure_fl/privacy/witness.py).
+ending `.end`, says how far the ledger went when it was written last: an old copy, or one whose last lines are gone,
+would give a site back what it has spent. Whoever cuts both, or writes the whole chain anew with the site's own key, is
+found out by others: peers witness how far a ledger went (secure_fl/privacy/witness.py).
 """
 
 from __future__ import annotations

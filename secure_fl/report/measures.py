@@ -11,6 +11,7 @@ from secure_fl.report.document import figure, section
 from secure_fl.report.drawing import FRAMES, Series
 from secure_fl.report.text import decimal, error_text, escape, number
 from secure_fl.results.record import NodeRound, StudyRecord
+from secure_fl.results.turns import measured_version
 
 
 def metrics_section(record: StudyRecord, summary: Mapping[str, Any]) -> str:
@@ -47,9 +48,9 @@ def _chart(record: StudyRecord, name: str) -> str:
 
     together = Series(
         name="all rows",
-        points=tuple((entry.number - 1, number(entry.metrics.get(name))) for entry in record.rounds),
+        points=tuple((measured_version(entry), number(entry.metrics.get(name))) for entry in record.rounds),
     )
-    looked_up = [(entry.number - 1, tables.by_name(entry)) for entry in record.rounds]
+    looked_up = [(measured_version(entry), tables.by_name(entry)) for entry in record.rounds]
     sites = [
         Series(name=site, points=tuple((at, value(nodes.get(site))) for at, nodes in looked_up))
         for site in tables.site_names(record)

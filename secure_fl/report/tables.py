@@ -9,6 +9,7 @@ from typing import Any
 from secure_fl.errors import SecureFLError, WrongSharesError, by_code
 from secure_fl.report.text import DASH, count, decimal, duration, escape, number, percent, ranges, size
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.turns import measured_version
 from secure_fl.rounds import RoundKind
 
 # Outcome → class of its cell, and what it means. Each class has its own shape, not only its own colour.
@@ -252,13 +253,20 @@ def round_table(record: StudyRecord, *, regression: bool) -> str:
             f"<td>{count(entry.attempts)}</td><td>{duration(entry.seconds)}</td>"
             f"<td>{size(up)}</td><td>{size(down)}</td><td>{size(entry.bytes_up)}</td><td>{size(entry.bytes_down)}</td>"
             f"<td>{value}</td><td>{decimal(entry.mean_loss)}</td>"
-            f'<td class="quiet">{"initial" if entry.number == 1 else f"round {entry.number - 1}"}</td>'
-            + (f'<td class="words">{kept}</td>' if kept_any else "")
+            f'<td class="quiet">{_model(entry)}</td>' + (f'<td class="words">{kept}</td>' if kept_any else "")
         )
     measure = "Mean MSE" if regression else "Mean accuracy"
     heads = ("Round", "Sites", "Attempts", "Time", "Sent per site", "Received per site", "Sent", "Received")
     heads += (measure, "Mean loss", "of model", *(("Blocks kept",) if kept_any else ()))
     return data_table("Every round", heads, rows, css="tall", words=(11,))
+
+
+def _model(entry: RoundRecord) -> str:
+    """Which model a round's measurements are of."""
+    version = measured_version(entry)
+    if version == 0:
+        return "initial"
+    return f"version {version}" if any(circle.base is not None for circle in entry.circles) else f"round {version}"
 
 
 def bytes_per_site(entry: RoundRecord) -> tuple[float | None, float | None]:

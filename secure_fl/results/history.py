@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from secure_fl.files import write_atomically
 from secure_fl.results.record import RoundRecord, StudyRecord
+from secure_fl.results.turns import measured_version
 from secure_fl.rounds import RoundKind
 
 Row: TypeAlias = dict[str, Any]
@@ -22,12 +23,6 @@ COLUMNS = (
     "round", "accuracy", "loss", "mse", "global_accuracy", "sites", "attempts", "seconds", "bytes_up", "bytes_down",
 )  # fmt: skip
 SITE_COLUMNS = ("round", "site", "samples", "accuracy", "loss", "mse", "global_accuracy")
-
-
-def measured_version(record: RoundRecord) -> int:
-    """Which version of the model a round measured: the one that it, or the circle that was merged, began with."""
-    begun = [circle.base for circle in record.circles if circle.base is not None]
-    return begun[-1] if begun else record.number - 1
 
 
 def measurements(record: RoundRecord) -> Row:
@@ -55,12 +50,32 @@ def costs(record: RoundRecord) -> Row:
 def history(record: StudyRecord) -> list[Row]:
     """One row per version. What is not known, such as the seconds of row 0, is None."""
     rows: dict[int, Row] = {}
+    measured: dict[int, list[RoundRecord]] = {}
     for entry in record.rounds:
         if entry.kind is RoundKind.TRAIN:
             rows.setdefault(entry.number, _empty(entry.number)).update(costs(entry))
-        version = measured_version(entry)
-        rows.setdefault(version, _empty(version)).update(measurements(entry))
+        measured.setdefault(measured_version(entry), []).append(entry)
+    for version, entries in measured.items():
+        rows.setdefault(version, _empty(version)).update(_together(entries))
     return [rows[number] for number in sorted(rows)]
+
+
+def _together(entries: Sequence[RoundRecord]) -> Row:
+    """What circles that began from one version measured, each as often as it has sites."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for entry in entries:
+        for name, value in measurements(entry).items():
+            if value is not None:
+                found.setdefault(name, []).append((max(1, len(entry.cohort)), value))
+    names = dict.fromkeys(name for entry in entries for name in measurements(entry))
+    return {name: _mean(found.get(name, [])) for name in names}
+
+
+def _mean(values: Sequence[tuple[int, float]]) -> float | None:
+    if len(values) == 1:
+        return values[0][1]  # to the last digit
+    count = sum(weight for weight, _ in values)
+    return sum(weight * value for weight, value in values) / count if values else None
 
 
 def site_history(record: StudyRecord) -> list[Row]:

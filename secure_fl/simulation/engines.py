@@ -23,6 +23,7 @@ from typing import IO, Any, Protocol
 from secure_fl import logs
 from secure_fl.errors import SettingsError, StudyAbortedError
 from secure_fl.events import CoordinatorFailed, Event, Listener, Listening, NodeDied, from_json
+from secure_fl.files import only_process
 from secure_fl.simulation.forks import Forked, Forks
 from secure_fl.simulation.workspace import Workspace
 from secure_fl.study.settings import Study
@@ -78,7 +79,8 @@ async def _run_threads(workspace: Workspace, listener: Listener) -> None:
     threads_before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in `processes`, so that both engines give the same model
     try:
-        await _run_here(workspace, listener)
+        with only_process(workspace.coordinator_state):  # Two runs in one folder would spoil each other's files.
+            await _run_here(workspace, listener)
     finally:
         torch.set_num_threads(threads_before)  # whoever called this may train on
 

@@ -37,19 +37,26 @@ def divide(
     """The rows this site trains on and the rows it tests on, both ascending.
 
     `inputs` are the rows as they were recorded, so that another way to prepare them does not cut them anew. Rows of
-    one group are on one side. Raises as `held` and `cut` do.
+    one group are at one site, and on one side. Raises as `held` and `cut` do.
     """
-    rows = held(source, targets, classification=classification, sites=sites)
+    rows = held(source, targets, classification=classification, sites=sites, groups=groups)
     names = unit_names(inputs[rows], targets[rows], groups=None if groups is None else groups[rows])
     train, test = cut(source, names)
     return rows[train], rows[test]
 
 
-def held(source: Source, targets: Array, *, classification: bool, sites: Array | None = None) -> Indices:
+def held(
+    source: Source,
+    targets: Array,
+    *,
+    classification: bool,
+    sites: Array | None = None,
+    groups: Array | None = None,
+) -> Indices:
     """The rows that are this site's: its share of a common data set, or all of its own. Raises as `assign` does."""
     if source.share is None:
         return np.arange(len(targets))
-    return assign(targets, source.share, classification=classification, sites=sites)
+    return assign(targets, source.share, classification=classification, sites=sites, groups=groups)
 
 
 def cut(source: Source, names: Sequence[bytes]) -> tuple[Indices, Indices]:

@@ -60,8 +60,18 @@ class Share:
             raise SettingsError(f"seed {self.seed}: a seed is not negative")
 
 
-def assign(targets: Array, share: Share, *, classification: bool, sites: Array | None = None) -> Indices:
+def assign(
+    targets: Array,
+    share: Share,
+    *,
+    classification: bool,
+    sites: Array | None = None,
+    groups: Array | None = None,
+) -> Indices:
     """The rows that `share` holds, ascending.
+
+    With `groups`, a group (a patient) has one owner, by the label of its first row. Otherwise sites would be tested on
+     patients that others train on, and results would be too good. "natural" goes by `sites` alone.
 
     Raises `SettingsError` when the partition does not fit the data: labels that a regression does not have,
     site labels that are missing, or fewer than `min_samples` rows for some node.
@@ -77,7 +87,11 @@ def assign(targets: Array, share: Share, *, classification: bool, sites: Array |
             f"{len(targets)} rows cannot give each of {share.of} nodes min_samples = {settings.min_samples}",
             advice="use fewer nodes or a smaller min_samples",
         )
-    owner = _owner_function(settings.kind)(targets, share, sites)
+    if groups is None or settings.kind == "natural":
+        owner = _owner_function(settings.kind)(targets, share, sites)
+    else:
+        _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+        owner = _owner_function(settings.kind)(targets[first], share, None)[group]
     smallest = int(_sizes(owner, share.of).min())
     if smallest < settings.min_samples:
         raise SettingsError(

@@ -75,7 +75,7 @@ def _is_npz(source: Source, path: Path) -> bool:
 
 
 def _csv(path: Path, names: _Names) -> dict[str, npt.NDArray[Any]]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         table = csv.DictReader(file)
         rows = list(table)
     _require_columns(path, names, table.fieldnames or (), advice="columns are separated by commas, and named in line 1")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from secure_fl.results.history import costs, measured_version, measurements
+from secure_fl.results.history import costs, measurements
 from secure_fl.results.record import RoundRecord
+from secure_fl.results.turns import measured_version
 from secure_fl.rounds import RoundKind
 
 _OF_SITES = ("accuracy", "loss", "mse")
+# Means over sites; the task's own metrics are of all test rows together.
+_NAMES = {**{name: f"{name}/mean" for name in _OF_SITES}, "global_accuracy": "accuracy/global"}
 _COSTS = ("seconds", "bytes_up", "bytes_down", "sites")
 
 
@@ -22,7 +25,7 @@ def scalars(record: RoundRecord, *, per_site: bool) -> Mapping[int, Mapping[str,
     version = measured_version(record)
     for name, value in measurements(record).items():
         if value is not None:
-            found[version][f"{name}/mean" if name != "global_accuracy" else "accuracy/global"] = float(value)
+            found[version][_NAMES.get(name, f"{name}/all-rows")] = float(value)
     if record.kind is RoundKind.TRAIN:
         taken = costs(record)
         found[record.number] |= {f"round/{name}": float(taken[name]) for name in _COSTS}

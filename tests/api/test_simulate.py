@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from torch import nn
 from secure_fl import Run, Study, simulate, simulate_async, strategies
 from secure_fl.blocks import Blocks, Layout
 from secure_fl.checkpoints import load_arrays
-from secure_fl.errors import SettingsError, StorageError, UnknownNameError
+from secure_fl.errors import SecureFLError, SettingsError, StorageError, UnknownNameError
 from secure_fl.events import Event, Listening, RoundCommitted
 from secure_fl.simulation.models import newest_checkpoint
 from secure_fl.simulation.run import run as run_study
@@ -369,3 +370,11 @@ def test_a_file_and_changes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("time.strftime", lambda _: first.name.removeprefix("trial-"))
     first.mkdir(parents=True)
     assert new_folder("trial").name == f"{first.name}-2"
+
+
+def test_what_to_do_stands_below_a_traceback(run: Run) -> None:
+    """A notebook shows tracebacks and no `hint`."""
+    with pytest.raises(SecureFLError) as failed:
+        simulate(task="digits", rounds=1, nodes=3, out=run.folder, progress=False)
+    assert f"→ {failed.value.hint}" in traceback.format_exception(failed.value)[-1]
+    assert "choose another" in failed.value.hint

@@ -25,7 +25,7 @@ from secure_fl.errors import RewrittenLedgerError, SecureFLError
 from secure_fl.identity.credential import Credential
 from secure_fl.identity.ledger_head import LedgerHead, sign_head
 from secure_fl.privacy.audit import examine
-from secure_fl.privacy.ledger import Ledger, read_site_ledger
+from secure_fl.privacy.ledger import Ledger, end_of, read_site_ledger
 from secure_fl.privacy.witness import WitnessFile, WitnessNote, read_witness
 from secure_fl.protect.contract import OpenedSums
 from secure_fl.protect.masked.protection import Masked
@@ -81,7 +81,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Run:
-    return Run(shutil.copytree(finished, tmp_path / "run"))
+    found = Run(shutil.copytree(finished, tmp_path / "run"))
+    end_of(found.ledger).unlink()  # Whoever has the site's key does not forget it.
+    return found
 
 
 def cut(run: Run) -> None:
@@ -249,6 +251,7 @@ def test_a_site_that_cuts_its_ledger_between_rounds_is_named_at_once_and_stops_n
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     kept = sites.path("n1").read_bytes().splitlines(keepends=True)[:-lines]
     sites.path("n1").write_bytes(b"".join(kept))
+    end_of(sites.path("n1")).unlink()
     sites.restart("n1")
     opened = sites.attempt(4)
     assert opened.blocks["body"].total.tolist() == honest.blocks["body"].total.tolist() == [4, 8, 12]

@@ -18,6 +18,7 @@ from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
 from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy.decisions import approval
+from secure_fl.privacy.ledger import end_of
 from secure_fl.privacy.witness import WitnessFile
 from secure_fl.study.settings import Study
 from tests.support.ledgers import HEART, LUNG, Story, noisy, note_of, signed_again
@@ -160,6 +161,7 @@ def test_a_witness_convicts_a_site_that_rewrote_its_ledger_with_its_own_key(desk
     bodies = [json.loads(line) for line in content.splitlines()]
     for forged in (signed_again(bodies[:-2], north), signed_again([*bodies[:2], *bodies[4:]], north)):
         desk.story.path.write_bytes(forged)
+        end_of(desk.story.path).unlink(missing_ok=True)
         assert desk.verify()[0] == 0  # The ledger alone looks right.
         code, out, err = desk.verify("--witness", "witness.jsonl")
         assert code == 6

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from secure_fl.cli.run import _print
 from secure_fl.events import Answered, Event, RoundCommitted, RoundStarted, RoundVoid, SatOut, TurnBegun
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import summarise
@@ -133,3 +135,20 @@ def test_single_sites_are_named_where_their_work_is_old() -> None:
     late = version(3, turn(("site-01",), 3, 2, 0), turn(("site-02",), 1, 0, 2), turn(("site-03",), 2, 1, 1))
     said = describe_round(late, planned=4, buffered=True)
     assert said.startswith("version   3/4  3 sites, site-02 2 versions old, site-03 1 version old")
+
+
+def test_sites_of_whom_nothing_is_in_the_model_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [{"name": name, "samples": 9, "accuracy": 0.5, "loss": 1.0, "metrics": {}, "epsilon": None, "bytes_up": 1,
+              "bytes_down": 1, "rounds_taken": 1, "dropped": 0} for name in "abcd"]  # fmt: skip
+    summary: dict[str, Any] = {
+        "study": "s", "strategy": "fedbuff", "protection": "masked", "mean_mse": None, "mean_accuracy": 0.5,
+        "std_accuracy": 0.1, "global_accuracy": 0.5, "metrics": {}, "nodes": nodes, "rounds": 2, "seconds": 1.0,
+        "combinations_opened": 0, "combinations_possible": 0, "blocks_never_opened": [], "report": "r",
+        "circles": [{"sites": ["a", "b"], "turns": 2}],
+    }  # fmt: skip
+    _print(summary)
+    assert "nothing of c, d is in the model" in capsys.readouterr().out
+    _print({**summary, "circles": [{"sites": ["a", "b"]}, {"sites": ["c", "d"]}]})
+    assert "nothing of" not in capsys.readouterr().out
+    _print({**summary, "circles": None})
+    assert "nothing of" not in capsys.readouterr().out

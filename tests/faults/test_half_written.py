@@ -21,7 +21,7 @@ from node.service import Node
 from node.store import NodeStore
 from secure_fl.checkpoints import load_arrays
 from secure_fl.errors import SecureFLError, StorageError
-from secure_fl.privacy.ledger import Ledger, read_ledger
+from secure_fl.privacy.ledger import Ledger, end_of, read_ledger
 from secure_fl.results.record import StudyRecord
 from tests.support.federation import Federation, Killed
 from tests.support.outcomes import ending
@@ -336,6 +336,7 @@ def test_a_ledger_cut_at_any_byte_of_its_last_line_goes_on(tmp_path: Path) -> No
         last = whole.rstrip(b"\n").rfind(b"\n") + 1
         for position in range(last, len(whole)):
             path.write_bytes(whole[:position])
+            end_of(path).write_bytes(json.dumps([len(before) - 1, before[-2].digest]).encode())  # It comes last.
             ledger = Ledger(
                 path, certificate=credential.certificate, key=credential.signing_key, authority=file.ca_pem()
             )

@@ -119,7 +119,7 @@ def test_an_array_whose_shape_tells_how_many_records_there_are_is_named(
     across = {"distances": x.T, "y": y[None]}
     pairs = {"x": x, "y": y, "distances": np.zeros((37, 37))}
     for tells, arrays in (("pairs", pairs), ("columns", across), ("alone", {"distances": x.T}), ("", {"x": x, "y": y})):
-        np.savez(site.parent / "ward.npz", **arrays)  # type: ignore[arg-type]
+        np.savez(site.parent / "ward.npz", **arrays)
         out = site.parent / f"mock-{tells}.npz"
         assert mock.main([str(site), "ward", "--out", str(out), "--yes"]) == 0
         said = capsys.readouterr().out

@@ -17,7 +17,7 @@ from node.service import Node
 from node.store import NodeStore
 from secure_fl.errors import ForeignLedgerError, LedgerError, MissingLedgerError, SecureFLError
 from secure_fl.identity.authority import Authority
-from secure_fl.privacy.ledger import Ledger
+from secure_fl.privacy.ledger import Ledger, end_of
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.settings import Study
 from tests.support.training import FakeTraining
@@ -49,6 +49,20 @@ def missing(made: Workspace) -> None:
     ledger(made).unlink()
 
 
+def cut(made: Workspace) -> None:
+    serve(made)
+    file = NodeFile.read(made.node_file("site-01"))
+    credential = file.credential()
+    mine = Ledger(ledger(made), certificate=credential.certificate, key=credential.signing_key, authority=file.ca_pem())
+    mine.append("planned", {})
+    ledger(made).write_bytes(b"".join(ledger(made).read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def put_away(made: Workspace) -> None:
+    ledger(made).unlink()
+    end_of(ledger(made)).unlink()
+
+
 def emptied(made: Workspace) -> None:
     ledger(made).write_bytes(b"")
 
@@ -56,14 +70,14 @@ def emptied(made: Workspace) -> None:
 def of_another_site(made: Workspace) -> None:
     file = NodeFile.read(made.node_file("site-02"))
     credential = file.credential()
-    ledger(made).unlink()
+    put_away(made)
     Ledger(ledger(made), certificate=credential.certificate, key=credential.signing_key, authority=file.ca_pem())
 
 
 def of_another_consortium(made: Workspace) -> None:
     elsewhere = Authority.create(made.folder / "elsewhere", consortium="other")
     namesake = elsewhere.issue("node", "site-01")
-    ledger(made).unlink()
+    put_away(made)
     Ledger(ledger(made), certificate=namesake.certificate, key=namesake.signing_key, authority=elsewhere.ca_pem)
 
 
@@ -72,6 +86,7 @@ TROUBLES = pytest.mark.parametrize(
     [
         (missing, MissingLedgerError, "there is no ledger", "start with an empty state folder"),
         (emptied, LedgerError, "it is empty", ""),
+        (cut, LedgerError, "is an old copy", "put the newest copy back"),
         (of_another_site, ForeignLedgerError, "belongs to 'site-02', not to 'site-01'", "this site's own ledger.jsonl"),
         (of_another_consortium, ForeignLedgerError, "not issued by this consortium", "this site's own ledger.jsonl"),
     ],

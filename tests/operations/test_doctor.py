@@ -177,7 +177,7 @@ def torn_ledger(site: Path) -> None:
         (another_consortium, "revocation list", "is not the authority that signed this certificate", "[node] ca"),
         (another_consortium_and_its_list, "certificate", "is not the authority that signed this", "fetch ca.pem"),
         (no_crl, "revocation list", "cannot be read", "fetch crl.pem"),
-        (another_name, "name", "'site-77'", 'name = "site-01"'),
+        (another_name, "name", "'site-77'", "this site's own certificate"),
         (nobody_there, "connection", "127.0.0.1:1", "is the coordinator running there?"),
         (another_coordinator, "connection", "the coordinator shows", "out of band"),
         (no_data, "dataset other", "missing.npz", "correct the path"),

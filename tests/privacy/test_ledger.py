@@ -27,7 +27,7 @@ from secure_fl.identity.authority import Authority
 from secure_fl.identity.credential import Credential
 from secure_fl.identity.ledger_head import LedgerHead
 from secure_fl.privacy import ledger as module
-from secure_fl.privacy.ledger import LEDGER_VERSION, Entry, Ledger, read_ledger, read_site_ledger
+from secure_fl.privacy.ledger import LEDGER_VERSION, Entry, Ledger, end_of, read_ledger, read_site_ledger
 from tests.protect.laws import law
 
 Open: TypeAlias = Callable[..., Ledger]
@@ -156,6 +156,45 @@ def test_an_empty_or_missing_ledger_is_not_read(path: Path, content: bytes | Non
 # --- crashes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("cut", [1, 3])
+@pytest.mark.parametrize("noted", [True, False], ids=["shipped", "without the note"])
+def test_a_ledger_that_was_cut_or_is_an_old_copy_is_not_continued(
+    path: Path, north: Credential, consortium: Authority, open_ledger: Open, cut: int, noted: bool
+) -> None:
+    """It would give the site back what it has spent."""
+    ledger = open_ledger(path, north)
+    for number in range(5):
+        ledger.append("planned", {"round": number})
+    lines = lines_of(path.read_bytes())
+    path.write_bytes(b"".join(lines[:-cut]))
+    if not noted:
+        end_of(path).unlink()
+        assert len(read_site_ledger(path, authority=consortium.ca_pem)) == len(lines) - cut
+        open_ledger(path, north)
+        return
+    for reading in (lambda: read_site_ledger(path, authority=consortium.ca_pem), lambda: open_ledger(path, north)):
+        with pytest.raises(LedgerError, match=f"its last {cut} of {len(lines)} entries are missing"):
+            reading()
+    path.unlink()
+    with pytest.raises(MissingLedgerError):
+        open_ledger(path, north)
+    path.write_bytes(b"".join(lines))
+    assert open_ledger(path, north).head.length == len(lines)
+
+
+def test_an_entry_of_which_the_note_is_missing_counts(path: Path, north: Credential, open_ledger: Open) -> None:
+    """A crash between the two: the ledger goes one further than the note says."""
+    ledger = open_ledger(path, north)
+    ledger.append("planned", {})
+    before = end_of(path).read_bytes()
+    ledger.append("sent", {})
+    end_of(path).write_bytes(before)
+    assert open_ledger(path, north).head.length == 3
+    end_of(path).write_bytes(b"[2,")
+    with pytest.raises(LedgerError, match="cannot be read"):
+        open_ledger(path, north)
+
+
 @law
 @given(st.data())
 def test_a_torn_last_line_is_dropped_on_reopening(
@@ -163,6 +202,7 @@ def test_a_torn_last_line_is_dropped_on_reopening(
 ) -> None:
     cut = data.draw(st.integers(0, len(written)))
     scratch.write_bytes(written[:cut])
+    end_of(scratch).unlink(missing_ok=True)  # of the example before
     open_ledger(scratch, north).append("sent", {"round": "after the crash"})
     whole = max(1, written[:cut].count(b"\n"))  # entry 0 is written again if it was torn
     entries = list(read_ledger(scratch))
@@ -314,11 +354,13 @@ def test_an_entry_signed_by_another_key_is_not_genuine(
 def test_two_genuine_ledgers_of_one_key_cannot_be_spliced(
     written: bytes, scratch: Path, north: Credential, place: int, open_ledger: Open
 ) -> None:
-    scratch.unlink(missing_ok=True)
+    for file in (scratch, end_of(scratch)):
+        file.unlink(missing_ok=True)
     other = open_ledger(scratch, north)
     for _ in range(1, ENTRIES):
         other.append("cancelled", {})
     ours, theirs = lines_of(written), lines_of(scratch.read_bytes())
+    end_of(scratch).unlink()
     # Entry 0 is the same in both, so the first of theirs follows it rightly.
     expect_bad(scratch, b"".join([*ours[: place + 1], *theirs[place + 1 :], theirs[-1]]), place + 1)
 
@@ -514,7 +556,8 @@ def test_a_certificate_counts_if_it_was_valid_when_it_was_entered(
     )
     assert len(read_site_ledger(path, authority=old.ca_pem, site="north")) == 2  # It has expired since.
     for days in (-1, 11):
-        path.unlink(missing_ok=True)
+        for file in (path, end_of(path)):
+            file.unlink(missing_ok=True)
         clock[0] = long_ago + timedelta(days=days)
         with pytest.raises(CertificateError):
             Ledger(path, certificate=site.certificate, key=site.signing_key, authority=old.ca_pem, now=lambda: clock[0])

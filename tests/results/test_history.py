@@ -6,8 +6,11 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
-from secure_fl.results.history import COLUMNS, history, measured_version, site_history, write_csv
+import pytest
+
+from secure_fl.results.history import COLUMNS, history, site_history, write_csv
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
+from secure_fl.results.turns import measured_version
 from secure_fl.rounds import RoundKind
 
 
@@ -69,6 +72,16 @@ def test_a_circles_turn_measures_the_version_it_began_with() -> None:
     late = rounds(per_node=False, circles=(circle,))[1]
     assert measured_version(late) == 0
     assert measured_version(rounds(per_node=False)[1]) == 1
+
+
+def test_circles_that_began_from_one_version_are_in_its_row_together() -> None:
+    first = CircleRound(members=("a", "b"), opened=True, turn=1, base=0, staleness=0)
+    two, three, _ = rounds(per_node=False, circles=(first,))
+    two = replace(two, mean_accuracy=0.5, metrics={"auc": 0.5})
+    three = replace(three, nodes=three.nodes[:1], mean_accuracy=0.8, metrics={"auc": 0.8})
+    row, *_ = history(record(rounds=(two, three)))
+    assert row["round"] == 0
+    assert row["accuracy"] == row["auc"] == pytest.approx(0.6)
 
 
 def test_a_table_is_csv(tmp_path: Path) -> None:

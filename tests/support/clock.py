@@ -52,7 +52,7 @@ class PatientLoop(asyncio.SelectorEventLoop):
         return future
 
 
-class _Clock(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class _Clock(selectors.DefaultSelector):
     """Where the loop waits: whoever waits here waits for the clock, or for a thread."""
 
     def __init__(self) -> None:

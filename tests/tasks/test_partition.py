@@ -99,6 +99,24 @@ def test_a_site_smaller_than_min_samples_is_refused() -> None:
         assign(labels(), share(of=2, kind="natural"), classification=True, sites=sites)
 
 
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "pathological"])
+def test_a_group_is_at_one_site(kind: Any) -> None:
+    """A patient of whom one site trains on some rows and another tests on the others would make results too good."""
+    rng = np.random.default_rng(0)
+    groups = rng.integers(0, 200, 2000).astype(str)
+    targets = rng.integers(0, 4, 200)[groups.astype(int)]
+    partition = PartitionSettings(kind=kind, classes=2)
+    shares = [Share(index=index, of=5, partition=partition, seed=1) for index in range(5)]
+    held = [assign(targets, share, classification=True, groups=groups) for share in shares]
+    assert sorted(np.concatenate(held)) == list(range(2000))
+    owners = [set(groups[rows]) for rows in held]
+    assert sum(map(len, owners)) == len(set(groups))
+    if kind == "pathological":
+        assert all(len(set(targets[rows])) == 2 for rows in held)
+    by_row = [set(groups[assign(targets, share, classification=True)]) for share in shares]
+    assert sum(map(len, by_row)) > len(set(groups))  # as it would be without
+
+
 def test_natural_follows_the_site_labels() -> None:
     sites = np.array(["north", "east", "south", "west"])[labels(400, 4)]
     for index, name in enumerate(["east", "north", "south", "west"]):
