@@ -15,9 +15,11 @@ from node.own_ledger import own_entries
 from node.policy import Policy
 from node.privacy import plan_here
 from node.store import NodeStore
+from node.training.seeds import data_secrets
 from node.trial import require_approved_code
 from secure_fl.errors import CertificateError, DataError, DoubtError, RefusedError, TaskUnavailableError
 from secure_fl.operations import doctor
+from secure_fl.settings import section_name
 from secure_fl.study.settings import Study
 
 
@@ -119,12 +121,20 @@ def _training(file: NodeFile, path: Path) -> str:
     dataset = file.datasets.get(study.task.dataset_id)
     if dataset is None:
         raise DataError(
-            f"there is no [datasets.{study.task.dataset_id}] here",
+            f"there is no {section_name('datasets', study.task.dataset_id)} here",
             advice=f"add it, with the path of this site's data for the task {study.task.name!r}",
         )
     plan = plan_here(file, study)
     mechanism = None if plan is None else plan.mechanism
-    done = try_out(study, dataset, folder=file.path(""), device=file.node.device, privacy=mechanism)
+    store = NodeStore(file.state_folder)
+    done = try_out(
+        study,
+        dataset,
+        folder=file.path(""),
+        device=file.node.device,
+        split_key=data_secrets(store.secret()).split_key if store.has_secret else b"",  # The doctor makes no file.
+        privacy=mechanism,
+    )
     return f"{done}; `secure-fl node try` shows what would leave"
 
 

@@ -75,7 +75,8 @@ def _update(
         blocks, clipped = encode_update(update, layout=layout, codec=codec, weight=weight, stream=stream)
     if clipped * _MANY > size:
         log.warning(
-            "%d of %d values were beyond ±%g and were clipped; raise protection.clip or train more gently",
+            "%d of %d values were beyond ±%g and were clipped; if this repeats, tell the study's lead: a larger "
+            "protection.clip, or smaller steps, would help",
             clipped, size, codec.clip,
         )  # fmt: skip
     return blocks

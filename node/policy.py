@@ -9,6 +9,7 @@ from secure_fl.errors import NotApprovedError, RefusedError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
+from secure_fl.settings import section_name
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.settings import Study
 from secure_fl.transport.wire import round_kind
@@ -59,7 +60,7 @@ class Policy:
             )
         dataset = study.task.dataset_id
         if dataset not in self._file.datasets:
-            raise RefusedError(f"there is no [datasets.{dataset}] here")
+            raise RefusedError(f"there is no {section_name('datasets', dataset)} here")
         if policy.datasets and dataset not in policy.datasets:
             raise RefusedError(f"dataset {dataset!r} is not allowed by [policy] datasets")
         if policy.epsilon is not None and study.privacy.mode == "none":

@@ -11,6 +11,7 @@ from node.config import NodeFile
 from secure_fl.errors import RefusedError
 from secure_fl.privacy.mechanism import Mechanism
 from secure_fl.privacy.spending import RELATION
+from secure_fl.settings import section_name
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.settings import Study
 
@@ -48,10 +49,10 @@ def plan_here(file: NodeFile, study: Study) -> PrivacyPlan | None:
     name = study.task.dataset_id
     units = file.datasets[name].units if name in file.datasets else None
     if units is None:
+        where = section_name("datasets", name)
         raise RefusedError(
-            f"the study adds noise, and this site has not said about how many {study.privacy.unit}s [datasets.{name}] "
-            "has",
-            advice=f"write units = N under [datasets.{name}]: about as many as there are to train on, rounded, since "
+            f"the study adds noise, and this site has not said about how many {study.privacy.unit}s {where} has",
+            advice=f"write units = N under {where}: about as many as there are to train on, rounded, since "
             "the number itself is private and this one is not",
         )
     return study.privacy_plan(units=units)

@@ -346,6 +346,11 @@ class NodeStore:
         """With whom this site was compared how often, one per node."""
         return self.folder / "comparisons.json"
 
+    @property
+    def has_secret(self) -> bool:
+        """Whether this node has run already."""
+        return (self.folder / "secret.key").exists()
+
     def secret(self) -> bytes:
         """A secret of this node, made when it is first needed. Raises `StorageError`."""
         path = self.folder / "secret.key"

@@ -33,6 +33,7 @@ from secure_fl.errors import DataError, RefusedError, SecureFLError, TrainingErr
 from secure_fl.operations.doctor import Finding, read_study
 from secure_fl.randomness import KeyStream, SystemRandomness
 from secure_fl.rounds import RoundKind
+from secure_fl.settings import section_name
 from secure_fl.study.context import round_context
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.settings import Study
@@ -165,7 +166,7 @@ def _play(
     name = study.task.dataset_id
     if name not in file.datasets:
         raise DataError(
-            f"there is no [datasets.{name}] here",
+            f"there is no {section_name('datasets', name)} here",
             advice=f"add it, with the path of this site's data for the task {study.task.name!r}",
         )
     with tempfile.TemporaryDirectory(prefix="secure-fl-try-") as folder:
@@ -206,8 +207,7 @@ class _Play:
         self._received = folder / "received.bin"
         self._received.write_bytes(self._start.layout.flatten(self._start.blocks))
         # A node that has never run has no secret, and gets none here: whatever it divides its rows by now will do.
-        has_one = (store.folder / "secret.key").exists()
-        self._secret = store.secret() if has_one else SystemRandomness().bytes(32)
+        self._secret = store.secret() if store.has_secret else SystemRandomness().bytes(32)
         self._trainer: Trainer | None = None
         self._rows = 0
         self._result: Result | None = None

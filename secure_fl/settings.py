@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ _SHOWN_CHARS = 80
 
 M = TypeVar("M", bound="Settings")
 
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _DEPTH = 16  # sections in a file, and lists or tables as values of a task's own settings
 
@@ -221,3 +223,8 @@ def _fields_at(model: type[BaseModel], location: Iterable[str | int]) -> Mapping
             return {}
         model = field.annotation
     return model.model_fields
+
+
+def section_name(*keys: str) -> str:
+    """The heading of a table as TOML wants it: `[datasets.wards]`, `[datasets."wards:Wards"]`."""
+    return f"[{'.'.join(key if _BARE.fullmatch(key) else json.dumps(key) for key in keys)}]"

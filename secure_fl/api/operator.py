@@ -121,6 +121,7 @@ class Operator:
                     "the study has not finished a round: its model is untrained",
                     advice="wait for a round (`secure-fl study status`), or write the start model with --untrained",
                 )
+            _require_own(path, found.study_id)
             return await lead.export(found.study_id, path), found
 
         version, found = self.call(fetch)
@@ -153,6 +154,19 @@ class Operator:
                 return await action(lead)
 
         return _wherever(run)
+
+
+def _require_own(path: Path, study_id: str) -> None:
+    """Raise `UsageError` unless there is nothing yet at `path`, or an earlier model of the same study."""
+    if not path.exists():
+        return
+    try:
+        card = json.loads(path.with_suffix(".json").read_bytes())
+        same = card["study_id"] == study_id
+    except (OSError, ValueError, TypeError, KeyError):
+        same = False
+    if not same:
+        raise UsageError(f"{path}: is there already, and is no earlier model of this study", advice="another --out")
 
 
 def write_report(operator: Operator, study: str, path: Path) -> pb.StudyStatus:

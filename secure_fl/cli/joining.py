@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from secure_fl.cli import processes
-from secure_fl.errors import CertificateError, UsageError
-from secure_fl.identity.certificates import parse_fingerprint, utc_now
-from secure_fl.identity.invitation import Invitation
+from secure_fl.errors import CertificateError, SecureFLError, UsageError
+from secure_fl.identity.certificates import Subject, parse_fingerprint, utc_now
+from secure_fl.identity.invitation import Invitation, require_address
 from secure_fl.operations import joining
-from secure_fl.operations.joining import Newcomer, TaskCopy
+from secure_fl.operations.joining import Newcomer, TaskCopy, require_fingerprint
 from secure_fl.operations.party_templates import FILES, Dataset
 
 operator = typer.Typer(
@@ -61,7 +62,7 @@ def new_coordinator(name: Name = "", host: Hosts = None, port: Port = 8443, out:
 
     Example: secure-fl coordinator new hub --host fl.example.org
     """
-    name = _asked(name, "NAME", "Name of the coordinator")
+    name = _asked(name, "NAME", "Name of the coordinator", _require_name("coordinator"))
     hosts = host or [_asked("", "--host", "Host under which sites will reach it")]
     newcomer = Newcomer(role="coordinator", name=name, folder=out, hosts=tuple(hosts), port=port)
     joining.begin(newcomer)
@@ -96,10 +97,10 @@ def new_node(
     """
     newcomer = Newcomer(
         role="node",
-        name=_asked(name, "NAME", "Name of this site"),
+        name=_asked(name, "NAME", "Name of this site", _require_name("node")),
         folder=out,
-        coordinator=_asked(coordinator, "--coordinator", "The coordinator's host:port"),
-        fingerprint=_asked(fingerprint, "--fingerprint", "The coordinator's fingerprint"),
+        coordinator=_asked(coordinator, "--coordinator", "The coordinator's host:port", require_address),
+        fingerprint=_asked(fingerprint, "--fingerprint", "The coordinator's fingerprint", require_fingerprint),
         datasets=_datasets(data, units, out),
         tasks=_tasks(task),
     )
@@ -151,8 +152,8 @@ def new_operator(
         role="operator",
         name=_asked(name, "NAME", "Name of the study lead"),
         folder=out,
-        coordinator=_asked(coordinator, "--coordinator", "The coordinator's host:port"),
-        fingerprint=_asked(fingerprint, "--fingerprint", "The coordinator's fingerprint"),
+        coordinator=_asked(coordinator, "--coordinator", "The coordinator's host:port", require_address),
+        fingerprint=_asked(fingerprint, "--fingerprint", "The coordinator's fingerprint", require_fingerprint),
     )
     joining.begin(newcomer)
     _tell_begun(newcomer)
@@ -249,7 +250,8 @@ def _datasets(data: list[str] | None, units: list[str] | None, out: Path) -> tup
     if data is None and sys.stdin.isatty():
         data = []
         while given := str(typer.prompt("Data of this site, as ID=PATH (empty: no more)", default="")):
-            data.append(given)
+            if _passes(lambda answer: _pair(answer, "--data", "ID=PATH"), given):
+                data.append(given)
     counts = {}
     for given in units or ():
         name, number = _pair(given, "--units", "ID=NUMBER")
@@ -279,13 +281,29 @@ def _pair(given: str, flag: str, form: str) -> tuple[str, str]:
     return name, value
 
 
-def _asked(value: str, flag: str, question: str) -> str:
-    """The value, or the answer of whoever sits at the terminal."""
+def _asked(value: str, flag: str, question: str, check: Callable[[str], object] = str) -> str:
+    """The value, or the answer of whoever sits at the terminal, who is asked again if `check` raises."""
     if value:
         return value
     if not sys.stdin.isatty():
         raise UsageError(f"{flag} is missing ({question.lower()})", advice="on a terminal it would be asked for")
-    return str(typer.prompt(question))
+    while True:
+        answer = str(typer.prompt(question)).strip()
+        if _passes(check, answer):
+            return answer
+
+
+def _passes(check: Callable[[str], object], answer: str) -> bool:
+    try:
+        check(answer)
+    except SecureFLError as error:
+        typer.echo(f"{error.message}{f' → {error.hint}' if error.hint else ''}", err=True)
+        return False
+    return True
+
+
+def _require_name(role: str) -> Callable[[str], object]:
+    return lambda name: Subject(role=role, name=name, hosts=("localhost",) if role == "coordinator" else ())
 
 
 def _groups(digits: str) -> str:

@@ -171,6 +171,11 @@ class TaskCheck:
 
     def _evaluate(self) -> str:
         found = _run(lambda: self.task.evaluate(self.model, self.data.test), "evaluate")
+        if broken := [metric.name for metric in self.task.metrics if metric.name not in found.sums]:
+            raise DataError(
+                f"the task's metrics fail on the test rows: {', '.join(broken)}",
+                advice="the traceback above says where; docs/tasks.md says what a metric is given and returns",
+            )
         own = {metric.name: _value(metric, found.sums) for metric in self.task.metrics}
         values = {"loss": found.loss, "accuracy": found.accuracy, "mse": found.mse, **own}
         shown = ", ".join(f"{name} {value:.3g}" for name, value in values.items() if value is not None)

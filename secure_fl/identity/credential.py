@@ -133,6 +133,9 @@ def read_file(path: Path, *, advice: str | None = None) -> bytes:
     """Read a certificate or request; `CertificateError` when that fails."""
     try:
         return path.read_bytes()
+    except FileNotFoundError:
+        advice = "correct the path" if advice is None else advice
+        raise CertificateError(f"{path}: cannot be read (No such file or directory)", advice=advice) from None
     except OSError as error:
         raise CertificateError(f"{path}: cannot be read ({error.strerror})", advice=advice) from error
 

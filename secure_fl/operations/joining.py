@@ -48,6 +48,15 @@ class TaskCopy:
         return f"{self.path.name}:{self.attribute}"
 
 
+def require_fingerprint(fingerprint: str) -> None:
+    """Raise `UsageError` for what cannot be one."""
+    if parse_fingerprint(fingerprint) is None:
+        raise UsageError(
+            "the coordinator's fingerprint is not a SHA-256 in hex",
+            advice="64 hexadecimal digits, as `secure-fl pki fingerprint` prints them: ask the authority",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newcomer:
     """Who joins, in which role, and what its file is to say."""
@@ -68,11 +77,7 @@ class Newcomer:
             require_address(self.address)
             return
         require_address(self.coordinator)
-        if parse_fingerprint(self.fingerprint) is None:
-            raise UsageError(
-                "the coordinator's fingerprint is not a SHA-256 in hex",
-                advice="64 hexadecimal digits, as `secure-fl pki fingerprint` prints them",
-            )
+        require_fingerprint(self.fingerprint)
         ids = [one.id for one in self.datasets]
         if len(set(ids)) < len(ids):
             raise UsageError("a data set is named twice", advice="give every --data an id of its own")

@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from secure_fl.errors import UsageError
+from secure_fl.settings import section_name
 
 _COLUMN = 38  # where comments begin
 
@@ -130,7 +131,7 @@ def _identity(role: str, name: str) -> str:
 
 
 def _dataset(one: Dataset) -> str:
-    head = f"[datasets.{one.id}]"
+    head = section_name("datasets", one.id)
     units = "# units = 500" if one.units is None else f"units = {one.units}"
     return "\n".join(
         (

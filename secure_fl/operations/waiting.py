@@ -48,7 +48,8 @@ _REFUSES = {
 _SAT_OUT = {
     BudgetExceededError.code: "its privacy budget is used up",
     RefusedError.code: "its policy does not allow what was asked (the site's log says what)",
-    ReleaseRefusedError.code: "what would have been opened shows too much of one site",
+    ReleaseRefusedError.code: "this total beside earlier ones would show too much of one site (with the same sites as "
+    "in earlier studies, or several more or fewer, it would not; the site's log says more)",
     ProtectionError.code: "a message of the coordinator or another site was not acceptable",
     LateMessageError.code: "it was too slow for the deadline",
     RestartedError.code: "it was restarted in the middle of the round",

@@ -123,7 +123,8 @@ def _summary_section(found: Audit) -> str:
     ]
     if not rows:
         return section("In short", note, '<p class="empty">No data set was used. Nothing left this site.</p>')
-    heads = ("Data set", "What is proven", "ε used", "ε allowed", "left")
+    proven = "What is proven" if found.ok else "What it says, which is not proven"
+    heads = ("Data set", proven, "ε used", "ε allowed", "left")
     return section("In short", note, data_table("Every data set", heads, rows, words=(1,)))
 
 
@@ -334,11 +335,12 @@ def _planned(entry: Entry) -> str:
 
 def _proof_section(found: Audit) -> str:
     proven = (
-        "Every entry was written and signed by this site, under a certificate that the consortium had issued to it.",
+        "Every entry was written and signed by this site, under a certificate of the consortium.",
         "No entry was changed, removed, moved or added by anybody without the site's key.",
         "If the site ran the stated code, what left is what is listed, and ε is at most what is stated.",
     )
     cannot = [
+        *(() if found.ok else ("What left the site, and what it cost: the ledger does not hold, as said above.",)),
         "That the site ran the stated code: a ledger cannot show that noise was really added.",
         "That nothing left by another way than this software.",
     ]
@@ -346,7 +348,11 @@ def _proof_section(found: Audit) -> str:
         cannot.append("That the end was not cut off, or all of it rewritten: no notes of other sites were at hand.")
     lists = "".join(
         f"<p><b>{title}</b></p><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
-        for title, items in (("It proves", proven), ("It cannot prove", cannot), ("Remarks", found.notes))
+        for title, items in (
+            ("It proves", proven if found.ok else ()),
+            ("It cannot prove", cannot),
+            ("Remarks", found.notes),
+        )
         if items
     )
     keys = ", ".join(dict.fromkeys(certificate.fingerprint for certificate in found.certificates))

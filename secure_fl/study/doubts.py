@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from secure_fl.study.settings import Study
+from secure_fl.study.simulated import simulated_names
 
 # Above this, a guess about one record may become e^10 = 22,000 times as likely through what is published.
 WEAK_EPSILON = 10.0
@@ -21,4 +22,11 @@ def doubts(study: Study) -> tuple[str, ...]:
         found.append(
             f"protection.kind = {study.protection.kind!r} shows every site's update to the coordinator; it is for tests"
         )
+    if study.rounds.is_buffered and not study.rounds.by_sites:
+        sites = study.study.roster or simulated_names(study.simulation.nodes)
+        if len(study.circles(sites)) == 1:
+            found.append(
+                f"rounds.mode = 'buffered', but {len(sites)} sites are one circle: everybody waits for the slowest all "
+                "the same; with more sites there are more circles"
+            )
     return tuple(found)

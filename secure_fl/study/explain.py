@@ -9,6 +9,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.errors import SettingsError
 from secure_fl.protect.past import CHANGING_COHORTS
+from secure_fl.settings import section_name
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.settings import PLAIN_METRICS, Study
 from secure_fl.tasks.code_digest import task_code
@@ -145,8 +146,8 @@ def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, 
         "site enforces that itself, and its ledger proves what it spent.",
         *notes,
         f"How much noise that takes depends on how many {study.privacy.unit}s a site declares "
-        f"([datasets.{study.task.dataset_id}] units), measured in the most that one {study.privacy.unit} can change: "
-        f"{noise}.",
+        f"({section_name('datasets', study.task.dataset_id)} units), measured in the most that one "
+        f"{study.privacy.unit} can change: {noise}.",
         "`secure-fl study show --units N` says what that means for a site with N.",
         *_not_covered(study),
     )
@@ -155,8 +156,8 @@ def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, 
 def _noise(study: Study, units: int) -> str:
     try:
         plan = study.privacy_plan(units=units)
-    except SettingsError:
-        return f"with {units:,} no sensible noise is enough"
+    except SettingsError as error:
+        return f"with {units:,} it is not possible ({error.message})"
     return "" if plan is None else f"with {units:,} it is {plan.noise:.3g}"
 
 

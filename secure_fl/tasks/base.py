@@ -223,6 +223,11 @@ class Task(ABC):
         with evaluating(model), torch.no_grad():
             for start in range(0, len(split), batch_size):
                 outputs = model(split.inputs[start : start + batch_size].to(device))
+                if self.kind == "classification" and (outputs.ndim < 2 or outputs.shape[1] < 2):
+                    raise DataError(
+                        "a task that classifies needs a model with an output for each class; this one has one output",
+                        advice="for yes and no give it two, and leave out a final sigmoid: the loss is cross-entropy",
+                    )
                 targets = split.targets[start : start + batch_size].to(device)
                 loss += float(self.loss(outputs, targets)) * len(targets)
                 scored += float(score(outputs, targets)) * len(targets)

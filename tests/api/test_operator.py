@@ -54,6 +54,7 @@ def test_a_leads_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         await in_a_notebook(file, lambda lead: check(export(lead, "blocks.safetensors"), "blocks"))
         monkeypatch.undo()
         await in_a_notebook(file, lambda lead: check(export(lead, "torch.safetensors"), "torch"))
+        await in_a_notebook(file, overwrite)
         other = study.changed(name="another")
         ended = await in_a_notebook(file, lambda lead: [lead.submit(other), lead.stop("another")])
         assert [status["study_id"] for status in ended] == [other.completed().id] * 2
@@ -82,6 +83,17 @@ def test_a_leads_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if names == "torch":
             task.model().load_state_dict(load_file(done.path))
         assert not load_model(done.path, task).training  # of either
+
+    def overwrite(lead: Operator) -> None:
+        """An earlier model of the study, and nothing else."""
+        mine = tmp_path / "blocks.safetensors"
+        export(lead, mine.name)
+        mine.with_suffix(".json").write_text('{"study_id": "another"}')
+        with pytest.raises(UsageError, match="no earlier model of this study"):
+            export(lead, mine.name)
+        mine.with_suffix(".json").unlink()
+        with pytest.raises(UsageError, match="no earlier model of this study"):
+            export(lead, mine.name)
 
     def go_on(lead: Operator) -> None:
         """From a model that is brought along: the coordinator has that one, and no other."""

@@ -135,14 +135,20 @@ def test_without_an_invitation_everything_is_said_by_flags(tmp_path: Path) -> No
     assert request_fingerprint((tmp_path / "site" / "node-hospital-a.csr.pem").read_bytes()) in said
 
 
-def test_on_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(["hospital-a", "fl.example.org:8443", "ab" * 32, "ward=ward.npz", ""])
+def test_on_a_terminal_it_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong, right = ("Charité", "fl.example.org", "localhost", "foo"), ("hospital-a", "fl.example.org:8443", "ab" * 32)
+    answers = iter([wrong[0], right[0], wrong[1], right[1], wrong[2], right[2], wrong[3], "ward=ward.npz", ""])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
     with on(tmp_path):
         cli.new_node()
     file = NodeFile.read(tmp_path / "node.toml")
     assert (file.node.name, list(file.datasets)) == ("hospital-a", ["ward"])
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(wrong)  # Each is said at once, and nothing that was right is asked again.
+    assert all(answer in line for answer, line in zip((*wrong[:2], "SHA-256", wrong[3]), said, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,9 @@ def test_a_budget_that_protects_nobody_is_allowed_and_said(tmp_path: Path) -> No
     assert "warning: privacy.epsilon" in result.stderr
     assert doubts(Study.parse({"privacy": {**NOISE, "epsilon": 10.0}})) == ()
     assert "for tests" in doubts(Study.parse({"protection": {"kind": "none"}}))[0]
+    buffered: dict[str, Any] = {"rounds": {"mode": "buffered"}, "simulation": {"nodes": 6}}
+    assert "6 sites are one circle" in doubts(Study.parse(buffered))[0]
+    assert doubts(Study.parse({**buffered, "simulation": {"nodes": 8}})) == ()
 
 
 def test_run_says_what_it_chose_and_prints_nothing_else_with_json(tmp_path: Path) -> None:

@@ -138,10 +138,14 @@ def test_single_sites_are_named_where_their_work_is_old() -> None:
 
 
 def test_sites_of_whom_nothing_is_in_the_model_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = [{"name": name, "samples": 9, "accuracy": 0.5, "loss": 1.0, "metrics": {}, "epsilon": None, "bytes_up": 1,
-              "bytes_down": 1, "rounds_taken": 1, "dropped": 0} for name in "abcd"]  # fmt: skip
+    node: dict[str, Any] = {
+        "samples": 9, "accuracy": 0.5, "loss": 1.0, "metrics": {}, "epsilon": None, "bytes_up": 1, "bytes_down": 1,
+        "rounds_taken": 1, "dropped": 0,
+    }  # fmt: skip
+    nodes = [{"name": name, **node} for name in "abcd"]
     summary: dict[str, Any] = {
-        "study": "s", "strategy": "fedbuff", "protection": "masked", "mean_mse": None, "mean_accuracy": 0.5,
+        "study": "s", "engine": "threads", "strategy": "fedbuff", "protection": "masked",
+        "mean_mse": None, "mean_accuracy": 0.5,
         "std_accuracy": 0.1, "global_accuracy": 0.5, "metrics": {}, "nodes": nodes, "rounds": 2, "seconds": 1.0,
         "combinations_opened": 0, "combinations_possible": 0, "blocks_never_opened": [], "report": "r",
         "circles": [{"sites": ["a", "b"], "turns": 2}],

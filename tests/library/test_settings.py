@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from secure_fl.errors import SettingsError, UnknownNameError
-from secure_fl.settings import Settings, nearest, read_toml, require_known, set_dotted
+from secure_fl.settings import Settings, nearest, read_toml, require_known, section_name, set_dotted
 
 
 class Inner(Settings):
@@ -220,3 +221,10 @@ def test_an_unknown_key_is_named_whatever_is_in_it(key: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
         Section.parse({key: 1})
     assert caught.value.name == key
+
+
+@pytest.mark.parametrize("name", ["wards", "wards:Wards", 'a "b"', "breast-cancer"])
+def test_a_heading_is_one_that_toml_reads(name: str) -> None:
+    text = section_name("datasets", name)
+    assert tomllib.loads(f"{text}\nunits = 3\n") == {"datasets": {name: {"units": 3}}}
+    assert ('"' in text) == (name not in ("wards", "breast-cancer"))
