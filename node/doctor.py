@@ -127,12 +127,13 @@ def _training(file: NodeFile, path: Path) -> str:
     plan = plan_here(file, study)
     mechanism = None if plan is None else plan.mechanism
     store = NodeStore(file.state_folder)
+    has_key = file.simulation is None and store.has_secret  # The doctor makes no file.
     done = try_out(
         study,
         dataset,
         folder=file.path(""),
         device=file.node.device,
-        split_key=data_secrets(store.secret()).split_key if store.has_secret else b"",  # The doctor makes no file.
+        split_key=data_secrets(store.secret()).split_key if has_key else b"",
         privacy=mechanism,
     )
     return f"{done}; `secure-fl node try` shows what would leave"

@@ -340,6 +340,21 @@ def test_whoever_awaits_has_the_loop_meanwhile_and_may_cancel(tmp_path: Path) ->
     assert not (tmp_path / "cancelled" / "summary.json").exists()
 
 
+def test_two_runs_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
+    """Each would write what the other has to find."""
+
+    def again(event: Event) -> None:
+        if isinstance(event, RoundCommitted) and not refused:
+            with pytest.raises(StorageError, match="another process works here"):
+                simulate(**QUICK, rounds=3, out=tmp_path / "out")
+            refused.append(event)
+
+    refused: list[Event] = []
+    done = simulate(**QUICK, rounds=3, out=tmp_path / "out", listener=again)
+    assert refused
+    assert list(done.ledger("site-01")["kind"]).count("planned") >= 3
+
+
 def test_an_error_of_the_listener_stops_the_run(tmp_path: Path) -> None:
     def fail(event: Event) -> None:
         if not isinstance(event, Listening):

@@ -25,6 +25,7 @@ from secure_fl.operations.doctor import Finding, examine
 from secure_fl.simulation.run import run
 from secure_fl.study.settings import Study
 from secure_fl.tasks.base import LocalData, Preprocessing, Source, Task
+from secure_fl.tasks.metrics import Metric
 from secure_fl.tasks.tables import read_rows
 
 NAME = "made-for-a-test"
@@ -224,6 +225,35 @@ class Double(Good):
         return super().model().double()
 
 
+class Sigmoid(Good):
+    """Yes or no, as one output."""
+
+    def model(self) -> nn.Module:
+        """A probability."""
+        return nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()))
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Binary cross-entropy."""
+        return nn.functional.binary_cross_entropy(outputs[:, 0], (targets > 0).float())
+
+
+class _Absent(Metric):
+    @property
+    def name(self) -> str:
+        """As the study would call it."""
+        return "absent"
+
+    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Of a column that there is not."""
+        return outputs[:, 7].sum()
+
+
+class Mismeasured(Good):
+    """Its metric fails."""
+
+    metrics = (_Absent(),)
+
+
 def found(task: type[Task], *, private: bool = False) -> dict[str, Finding]:
     looked = TaskCheck(f"{__name__}:{task.__name__}", {}, Source(), private=private)
     return {finding.check: finding for finding in examine(looked.checks())}
@@ -253,6 +283,8 @@ def test_a_good_task_is_good() -> None:
             "pytest",
         ),
         (Overflowing, "training", "failed", "not finite", "unit size"),
+        (Sigmoid, "metrics", "failed", "an output for each class", "give it two"),
+        (Mismeasured, "metrics", "failed", "the task's metrics fail on the test rows: absent", "what a metric"),
         (Pictures, "data", "warning", "which shape rows have", "--data FILE"),
     ],
 )

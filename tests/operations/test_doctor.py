@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import pytest
 import tomli_w
 
 import node.doctor
+from node import trial
+from node.store import NodeStore
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import utc_now
 from secure_fl.settings import read_toml
@@ -309,6 +312,29 @@ def test_a_batch_is_trained_before_anybody_asks(running: Processes, site: Path) 
     rng = np.random.default_rng(1)
     fine = with_data(running, site, rng.normal(size=(40, 30)).astype(np.float32), rng.integers(0, 2, 40))
     assert fine["state"] == "ok", fine
+
+
+def test_rows_are_cut_as_the_node_cuts_them(running: Processes, site: Path) -> None:
+    """By a secret of the site, once there is one."""
+    table = read_toml(site)
+    table.pop("simulation", None)
+    edit(site, table)
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(90, 30)).astype(np.float32), rng.integers(0, 2, 90)
+    key, study = site.parent / "state" / "secret.key", str(running.workspace.folder / "study.toml")
+    key.unlink(missing_ok=True)
+    found = [with_data(running, site, *rows)["message"]]
+    assert not key.exists()  # Looking makes no secret.
+    while found[-1] == found[0] and len(found) < 9:  # By chance it may be as many rows as without.
+        key.unlink(missing_ok=True)
+        NodeStore(site.parent / "state").secret()
+        found.append(with_data(running, site, *rows)["message"])
+    assert found[-1] != found[0]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        trial.main([str(site), study])
+    trained = found[-1].partition(" rows to train on")[0]
+    assert re.search(rf"\b{trained} rows to train on", said.getvalue()), said.getvalue()
 
 
 @pytest.mark.parametrize("trouble", ["NaN", "shape", "missing", "no data set"])
