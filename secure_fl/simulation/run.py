@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fl import tasks
-from secure_fl.errors import NotReadyError, SecureFLError, StudyAbortedError, rebuild
+from secure_fl.errors import NotReadyError, SecureFLError, SettingsError, StudyAbortedError, rebuild
 from secure_fl.events import CoordinatorFailed, Event, Listener, PrivacyPlanned, Refused, RoundVoid, SatOut, StudyFailed
 from secure_fl.files import write_atomically
 from secure_fl.report import Step, render
@@ -30,6 +30,7 @@ from secure_fl.simulation.units import plan_lines
 from secure_fl.simulation.workspace import Workspace, prepare
 from secure_fl.study.data import require_data
 from secure_fl.study.settings import Study
+from secure_fl.tasks.code_digest import own_code
 
 if TYPE_CHECKING:
     from secure_fl.study.start import Start
@@ -64,6 +65,7 @@ def run(
         # Before there is a folder: a plan that cannot be made leaves nothing behind.
         lines = plan_lines(study) if study.privacy.mode != "none" else ()
         workspace = prepare(folder, study, policy=policy, start=first)
+        _require_same_code(workspace)
         if lines:
             listener(PrivacyPlanned(study_id=workspace.study.id, text="\n".join(lines)))
         troubles = _Troubles(workspace, listener)
@@ -87,6 +89,19 @@ def run(
     write_atomically(report, page.encode())
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode())
     return record, summary
+
+
+def _require_same_code(workspace: Workspace) -> None:
+    """Raise `SettingsError` where a run goes on with another task or strategy of one's own than it began with."""
+    study, noted = workspace.study, workspace.folder / "code.sha256"
+    code = own_code(type(tasks.create(study.task.name, study.task.settings)), type(study.make_strategy()))
+    if not workspace.resumed:
+        write_atomically(noted, code.encode())
+    elif noted.exists() and noted.read_text(encoding="utf-8") != code:
+        raise SettingsError(
+            f"{workspace.folder}: holds an unfinished run of other code: the task or the strategy has changed since",
+            advice="choose another --out, or remove the folder",
+        )
 
 
 def _continued(study: Study, model: Path) -> tuple[Study, Start]:

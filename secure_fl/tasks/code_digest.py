@@ -62,6 +62,11 @@ def task_code(task: type[Task], strategy: type[Any] | None = None) -> TaskCode:
     return TaskCode(name=name, version=version, digest=digest.hexdigest())
 
 
+def own_code(task: type[Task], strategy: type[Any]) -> str:
+    """The digest of code that is not built in; empty where all of it is."""
+    return task_code(task, strategy).digest if _is_foreign(task) or _is_foreign(strategy) else ""
+
+
 def _is_foreign(cls: type[Any]) -> bool:
     return cls.__module__.partition(".")[0] not in {"secure_fl", "abc", "builtins", "typing"}
 

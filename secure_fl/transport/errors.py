@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from secure_fl.errors import (
+    CertificateError,
     NetworkError,
     RoundError,
     SecureFLError,
@@ -86,9 +87,16 @@ def _plain(text: str) -> str:
     return "".join(char for char in text[:_TOLD_CHARS] if char.isprintable())
 
 
+_ADVICE = {
+    CertificateError.code: "this certificate was revoked, has expired or is of another role; ask the authority of the "
+    "consortium",
+}
+
+
 def remote_error(code: str) -> SecureFLError:
     """An error the other side reported by its code."""
     found = by_code(code)
     # What its class advises is for whoever has the disk, or wrote the file: that is not the one who reads this.
     advice = None if found.advice and not issubclass(found, StorageError) else ASK
+    advice = _ADVICE.get(found.code, advice)
     return rebuild(found.code, f"the coordinator answered: {found.code}", advice=advice)

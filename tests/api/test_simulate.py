@@ -23,6 +23,7 @@ import pytest
 import torch
 from torch import nn
 
+import secure_fl.simulation.run
 from secure_fl import Run, Study, simulate, simulate_async, strategies
 from secure_fl.blocks import Blocks, Layout
 from secure_fl.checkpoints import load_arrays
@@ -338,6 +339,21 @@ def test_whoever_awaits_has_the_loop_meanwhile_and_may_cancel(tmp_path: Path) ->
     assert asyncio.run(notebook()).summary["rounds"] == 1
     assert len(ticks) > 10
     assert not (tmp_path / "cancelled" / "summary.json").exists()
+
+
+def test_a_run_goes_on_with_the_code_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(event: Event) -> None:
+        if isinstance(event, RoundCommitted):
+            raise ZeroDivisionError
+
+    wanted = {**QUICK, "rounds": 3, "out": tmp_path / "out"}
+    with pytest.raises(ZeroDivisionError):
+        simulate(**wanted, listener=stop)
+    with monkeypatch.context() as changed:
+        changed.setattr(secure_fl.simulation.run, "own_code", lambda *_: "another")
+        with pytest.raises(SettingsError, match="unfinished run of other code"):
+            simulate(**wanted)
+    assert simulate(**wanted).summary["rounds"] == 3
 
 
 def test_two_runs_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
