@@ -336,7 +336,7 @@ def test_a_ledger_cut_at_any_byte_of_its_last_line_goes_on(tmp_path: Path) -> No
         last = whole.rstrip(b"\n").rfind(b"\n") + 1
         for position in range(last, len(whole)):
             path.write_bytes(whole[:position])
-            end_of(path).write_bytes(json.dumps([len(before) - 1, before[-2].digest]).encode())  # It comes last.
+            end_of(path).write_text(f"{len(before) - 1} {before[-2].digest}\n")  # It comes last.
             ledger = Ledger(
                 path, certificate=credential.certificate, key=credential.signing_key, authority=file.ca_pem()
             )
