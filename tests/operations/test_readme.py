@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from secure_fl.cli import app
 from tests.support.page import fences
 from tests.support.processes import ROOT
 
@@ -45,6 +47,18 @@ def test_five_lines_to_a_result(tmp_path: Path) -> None:
     for name in ("report.html", "summary.json", "history.csv", "model.safetensors", "model.json", "model.md", "ca.pem"):
         assert name in README
         assert name in left
+
+
+def test_arguments_of_the_script_and_runs_in_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script itself hands what it is given to `secure-fl run`."""
+    monkeypatch.chdir(tmp_path)
+    script = [shlex.split(line) for line in re.findall(r"^\./scripts/run (--.+)$", README, re.MULTILINE)]
+    inline = [shlex.split(line) for line in re.findall(r"`secure-fl run (--[^`]+)`", README)]
+    assert (len(script), len(inline)) == (1, 1)
+    for number, words in enumerate([*script, *inline]):
+        small = [*words, "--rounds", "1", "--engine", "threads", "--out", str(tmp_path / str(number))]
+        done = CliRunner().invoke(app, ["run", *small])
+        assert done.exit_code == 0, (words, done.output)
 
 
 def test_the_lines_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
