@@ -128,7 +128,9 @@ class OpenAttempts:
 
     def count_later(self, attempt: AttemptRunner) -> None:
         """An attempt has no record of its own: its bytes count in the next one of each site."""
-        self._uncounted.update(attempt.traffic)
+        for node, traffic in attempt.traffic.items():
+            before = self._uncounted.get(node, Traffic())
+            self._uncounted[node] = Traffic(up=before.up + traffic.up, down=before.down + traffic.down)
 
     async def resume(self, plan: Attempt, model: SharedModel) -> AttemptRunner:
         """Go on with an attempt that was under way when the coordinator stopped."""

@@ -23,6 +23,7 @@ from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import reference
 
+_STATE = ".state.safetensors"  # what a strategy remembers, beside the version of the same number
 EMPTY = hashlib.sha256().digest()  # of bulk that is not there; it has no file
 
 
@@ -135,17 +136,22 @@ class BulkFiles:
         return load_arrays(path) if path.exists() else {}
 
     def _state(self, version: int) -> Path:
-        return self._checkpoints / f"{version:06d}.state.safetensors"
+        return self._checkpoints / f"{version:06d}{_STATE}"
 
-    def prune(self, *, versions: Collection[int], objects: Iterable[bytes]) -> None:
-        """Drop what no node can need any more: all models but those of `versions`, all objects but `objects`."""
+    def prune(self, *, newest: int, versions: Collection[int], objects: Iterable[bytes]) -> None:
+        """Drop what nobody can need any more: all models but those of `versions`, all objects but `objects`.
+
+        What a strategy remembers stays beside the newest version and its predecessor: it may be many models large.
+        """
         names = {digest.hex() for digest in objects}
         try:
             for path in self._objects.iterdir():
                 if path.name not in names:
                     path.unlink(missing_ok=True)
             for path in self._checkpoints.glob("*.safetensors"):
-                if int(path.name.partition(".")[0]) not in versions:
+                version = int(path.name.partition(".")[0])
+                remembered = path.name.endswith(_STATE)
+                if version < newest - 1 if remembered else version not in versions:
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"old models cannot be removed ({error.strerror})") from error

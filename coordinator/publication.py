@@ -162,6 +162,7 @@ class Publication:
         current = self.model.current
         under_way, bases = list(self.attempts), self.attempts.bases
         self.files.prune(
+            newest=current.version,
             versions={current.version - 1, current.version, *bases},
             objects={
                 self.model.first,
