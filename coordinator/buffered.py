@@ -205,8 +205,8 @@ class BufferedRounds:
                 turn=turn.number,
                 base=turn.base,
                 staleness=self._turns.version - turn.base,
-                seconds=opened and opened.seconds,
-                began=opened and opened.attempt.plan.started,
+                seconds=None if opened is None else opened.seconds,
+                began=None if opened is None else opened.attempt.plan.started,
                 asked=self._asked.get(turn, ()),
             )
         )

@@ -104,16 +104,16 @@ def test_a_run_of_single_sites_says_how_many_have_joined_the_next_version(capsys
     begins = RoundStarted(study_id="s", round=1, attempt=1, kind=RoundKind.TRAIN, invited=8)
     flushed = version(1, *(turn((name,), 1, 0, 0) for name in FIRST[:3]))
     with RunProgress(rounds=4, quiet=False, buffered=True, by_sites=True) as progress:
-        shown = lambda: progress._progress.tasks[0].description  # noqa: E731
+        (bar,) = progress._progress.tasks
         progress.listen(begins)
-        assert shown() == "version 1"
+        assert bar.description == "version 1"
         for name in (*FIRST[:3], FIRST[0]):  # Every site answers once for each phase.
             progress.listen(answered(name))
-        assert shown() == "version 1: 3 sites have joined"
+        assert bar.description == "version 1: 3 sites have joined"
         progress.listen(RoundCommitted(study_id="s", record=flushed))
         progress.listen(replace(begins, round=2))
         progress.listen(replace(answered(FIRST[0]), round=2))
-        assert shown() == "version 2: 1 site has joined"
+        assert bar.description == "version 2: 1 site has joined"
     assert "version   1/4  3 sites" in capsys.readouterr().err
 
 
