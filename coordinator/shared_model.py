@@ -18,6 +18,7 @@ from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, decode_metric
 from secure_fl.encoding.robust import decode_circles
 from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums
+from secure_fl.encoding.weights import mean_weight
 from secure_fl.errors import (
     CohortTooSmallError,
     InitialModelError,
@@ -149,6 +150,7 @@ class SharedModel:
         # Of all sites together, each on the model that its circle began from.
         metrics = self.decode(measurements(each.opened for each in turns), training=False).metrics
         for opened in turns:
+            weight = mean_weight(opened.opened.blocks if isinstance(opened.opened, OpenedSums) else {})
             decoded = self.decode(opened.opened, training=True)
             asked.update(opened.asked or self.layout.model.names)
             sent.update(decoded.means)
@@ -159,6 +161,7 @@ class SharedModel:
                     base=turn.base,
                     staleness=current.version - turn.base,
                     share=opened.share,
+                    weight=weight,
                     change=decoded.means,
                 )
             )

@@ -23,7 +23,7 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.integers import BlockSum
 from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums, encode_update
-from secure_fl.encoding.weights import aged_weight, quantise_weight, weight_floor
+from secure_fl.encoding.weights import aged_weight, mean_weight, quantise_weight, weight_floor
 from secure_fl.errors import SettingsError
 from secure_fl.protect.declarations import pace_of
 from secure_fl.protect.primitives.packing import WORD, Packing
@@ -352,7 +352,9 @@ class Course:
         if self._method.one_sum:
             whole = self._one_sum(version, opened)
             share = sum(len(self.circles[each.turn.circle]) for each in opened) / sites
-            alone = Arrival(circle=0, base=version, staleness=0, share=share, change=decode_sums(whole, self._codec))
+            weight = mean_weight(whole)
+            change = decode_sums(whole, self._codec)
+            alone = Arrival(circle=0, base=version, staleness=0, share=share, weight=weight, change=change)
             return self._merging.merged(current, [alone], self._versions.__getitem__, self._state)
         arrivals = [
             Arrival(
@@ -360,6 +362,7 @@ class Course:
                 base=each.turn.base,
                 staleness=version - each.turn.base,
                 share=len(self.circles[each.turn.circle]) / sites,
+                weight=mean_weight(each.sums),
                 change=decode_sums(each.sums, self._codec),
             )
             for each in opened

@@ -9,8 +9,11 @@ sum whose leverage on one of them is ω_j²/Σ ω² (docs/guard.md). With 1 ≥ 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isqrt
 
+from secure_fl.blocks import RESERVED
+from secure_fl.encoding.integers import BlockSum
 from secure_fl.errors import DataError
 
 WEIGHT_UNITS = 64
@@ -42,3 +45,15 @@ def quantise_weight(
 def aged_weight(weight: int, part: float, *, min_cohort: int, colluders: int) -> int:
     """What is left of a node's weight if old work counts by `part`: never less than keeps others from standing out."""
     return min(weight, max(weight_floor(min_cohort, colluders), round(weight * part)))
+
+
+def mean_weight(sums: Mapping[str, BlockSum]) -> float:
+    """What a site of an opened sum weighs on average, above 0 and at most 1: as its largest cohort's Σ ω has it.
+
+    Measurements do not count: they weigh the same from every site.
+    """
+    opened = [block for name, block in sums.items() if not name.startswith(RESERVED)]
+    if not opened:
+        return 1.0
+    largest = max(opened, key=lambda block: block.contributors)
+    return largest.weight / (WEIGHT_UNITS * largest.contributors)
