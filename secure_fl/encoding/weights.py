@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isqrt
 
-from secure_fl.blocks import RESERVED
 from secure_fl.encoding.integers import BlockSum
 from secure_fl.errors import DataError
 
@@ -47,13 +46,11 @@ def aged_weight(weight: int, part: float, *, min_cohort: int, colluders: int) ->
     return min(weight, max(weight_floor(min_cohort, colluders), round(weight * part)))
 
 
-def mean_weight(sums: Mapping[str, BlockSum]) -> float:
-    """What a site of an opened sum weighs on average, above 0 and at most 1: as its largest cohort's Σ ω has it.
+def whole_weight(sums: Mapping[str, BlockSum], *, sites: int) -> float:
+    """What all `sites` of an opened sum weigh together, in units of 1/64; call it before the sums are taken.
 
-    Measurements do not count: they weigh the same from every site.
+    The largest cohort says it: where measurements are shared, or any block is, by all, exactly. Sites that are in no
+    block of that cohort count as much as those in it do on average.
     """
-    opened = [block for name, block in sums.items() if not name.startswith(RESERVED)]
-    if not opened:
-        return 1.0
-    largest = max(opened, key=lambda block: block.contributors)
-    return largest.weight / (WEIGHT_UNITS * largest.contributors)
+    largest = max(sums.values(), key=lambda block: block.contributors, default=None)
+    return float(WEIGHT_UNITS * sites) if largest is None else largest.weight * sites / largest.contributors

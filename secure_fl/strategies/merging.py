@@ -54,7 +54,7 @@ class Arrival:
     base: int  # the version it trained from
     staleness: int  # versions published since
     share: float  # its sites among all sites of the study
-    weight: float  # what one of them weighs on average, at most 1 (`encoding.weights.mean_weight`)
+    weight: float  # what one of them weighs on average, at most 1 (`encoding.weights.whole_weight`)
     change: Aggregate  # per block that was sent and opened, the mean of its sites' changes
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from secure_fl.encoding.integers import BlockSum
 from secure_fl.encoding.metrics import METRICS_BLOCK
-from secure_fl.encoding.weights import WEIGHT_UNITS, mean_weight, quantise_weight, weight_floor
+from secure_fl.encoding.weights import WEIGHT_UNITS, quantise_weight, weight_floor, whole_weight
 from secure_fl.errors import DataError
 from secure_fl.protect.release.guard import check_release
 from tests.protect.laws import law
@@ -96,10 +96,11 @@ def test_a_site_without_samples_has_no_weight(count: int) -> None:
         quantise_weight(count, reference_samples=None, min_cohort=3, colluders=1)
 
 
-def test_what_a_site_of_an_opened_sum_weighs_on_average() -> None:
+def test_what_all_sites_of_an_opened_sum_weigh() -> None:
     def block(weight: int, contributors: int) -> BlockSum:
         return BlockSum(total=np.zeros(1, np.int64), weight=weight, contributors=contributors)
 
-    assert mean_weight({"layer": block(64 + 48 + 32, 3), METRICS_BLOCK: block(3 * 64, 3)}) == 0.75
-    assert mean_weight({"layer": block(4 * 48, 4), "head": block(3 * 64, 3)}) == 0.75  # of more sites
-    assert mean_weight({METRICS_BLOCK: block(3, 3)}) == mean_weight({}) == 1.0
+    assert whole_weight({"layer": block(144, 3)}, sites=3) == 144
+    assert whole_weight({"layer": block(96, 2), METRICS_BLOCK: block(144, 3)}, sites=3) == 144  # of more sites
+    assert whole_weight({"layer": block(96, 2)}, sites=3) == 144  # The third counts as they do on average.
+    assert whole_weight({}, sites=3) == 3 * 64
