@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import coordinator.attempts
@@ -19,7 +20,18 @@ from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.results.turns import circle_turns
 from secure_fl.rounds import RoundKind
 from tests.attacks.test_attacks import EvilCoordinator, against_a_node
-from tests.coordinator.test_buffered_rounds import FIRST, ROUNDS, SECOND, SlowTraining, play, trained, turns_of
+from tests.coordinator.test_buffered_rounds import (
+    FIRST,
+    ROUNDS,
+    SECOND,
+    SlowTraining,
+    first_version,
+    last_version,
+    play,
+    trained,
+    turns_of,
+    update_of,
+)
 from tests.support.budgets import PRIVACY, Counting, computed, counted, entries_of
 from tests.support.federation import Federation
 from tests.support.training import FakeTraining, Faults
@@ -84,6 +96,32 @@ def test_a_flush_of_several_turns_has_the_mean_of_all_their_sites(tmp_path: Path
     assert buffered.mean_loss == pytest.approx(sync.mean_loss, abs=1e-12)
     assert buffered.mean_loss is not None
     assert buffered.mean_loss == pytest.approx(0.5, abs=1e-3)  # Of one circle it would be 0.25 or 0.75.
+
+
+@pytest.mark.parametrize("merge", ["cache", "delta"])
+def test_a_flush_of_all_fresh_circles_makes_the_model_of_a_synchronous_round(tmp_path: Path, merge: str) -> None:
+    """Sites of the second circle weigh less, and so does the circle."""
+    made = {}
+    for mode in ("buffered", "sync"):
+        rounds = {**ROUNDS, "mode": mode, "merge": merge, "buffer": 2, "flush_after": 20}
+        _, fed = run(
+            tmp_path / mode,
+            measuring(),
+            rounds=rounds,
+            protection={"reference_samples": 90},
+            study={"rounds": 1},
+        )
+        made[mode] = last_version(fed)
+    step = (fed.study.protection.clip or 1.0) / 2 ** (fed.study.protection.bits - 1)
+    for name, vector in made["buffered"].items():
+        np.testing.assert_allclose(vector, made["sync"][name], rtol=0, atol=2 * step)
+    weights = {name: 64 if name in FIRST else 46 for name in EVERYBODY}  # 45 of 90 samples, and the floor of four
+    first = first_version(fed)
+    changes = [update_of(name, 1, first) for name in EVERYBODY]
+    for name, vector in made["buffered"].items():
+        mean = np.average([change[name] for change in changes], axis=0, weights=list(weights.values()))
+        np.testing.assert_allclose(vector, first[name] + mean, rtol=0, atol=2 * step)
+        assert np.abs(mean - np.mean([change[name] for change in changes], axis=0)).max() > 10 * step
 
 
 def test_a_turn_records_when_it_began_when_uploads_came_and_which_blocks_were_sent(tmp_path: Path) -> None:

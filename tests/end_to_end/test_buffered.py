@@ -18,6 +18,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Blocks
 from secure_fl.encoding.metrics import METRICS_BLOCK
 from secure_fl.encoding.update import decode_sums
+from secure_fl.encoding.weights import WEIGHT_UNITS, whole_weight
 from secure_fl.protect.sealed.terms import Terms
 from secure_fl.results.record import CircleRound, RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
@@ -208,6 +209,7 @@ def _arrival(run: Buffered, resolved: ResolvedStudy, turn: CircleRound, *, versi
         base=turn.base,
         staleness=turn.staleness,
         share=len(turn.members) / 8,
+        weight=whole_weight(sums, sites=len(turn.members)) / (WEIGHT_UNITS * len(turn.members)),
         change=decode_sums(sums, resolved.codec),
     )
 
