@@ -74,7 +74,7 @@ def trained(record: StudyRecord) -> list[RoundRecord]:
 
 def turns_of(record: StudyRecord) -> list[tuple[str, int, int]]:
     """Per merged turn: its circle's first site, its number, and how stale it was."""
-    merged = [circle for entry in trained(record) for circle in entry.circles]
+    merged = [circle for entry in trained(record) for circle in entry.circles if circle.opened]
     return [(turn.members[0], turn.turn or 0, turn.staleness or 0) for turn in merged]
 
 

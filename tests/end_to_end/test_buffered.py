@@ -132,7 +132,7 @@ def wait_for_the_other_circle(run: Buffered, versions: int) -> None:
 def check(run: Buffered, record: StudyRecord) -> None:
     """No turn is lost or merged twice, nobody waited for the other circle, and every version is what it should be."""
     assert record.outcome == "finished"
-    merged = [(entry.number, circle) for entry in trained(record) for circle in entry.circles]
+    merged = [(entry.number, circle) for entry in trained(record) for circle in entry.circles if circle.opened]
     turns = run.study.study.rounds
     for members in (FIRST, SECOND):
         assert [turn.turn for _, turn in merged if turn.members == members] == list(range(1, turns + 1))
@@ -187,7 +187,7 @@ def check_versions(run: Buffered, record: StudyRecord) -> None:
     state = State()
     store = Store.in_folder(run.fed.workspace.coordinator_state)
     for entry in trained(record):
-        arrivals = [_arrival(run, resolved, turn, version=len(versions) - 1) for turn in entry.circles]
+        arrivals = [_arrival(run, resolved, turn, version=len(versions) - 1) for turn in entry.circles if turn.opened]
         means, remembered = merging.merged(versions[-1], arrivals, versions.__getitem__, state)
         blocks, own = strategy.step(versions[-1], means, own_part(remembered))
         versions.append(blocks)
