@@ -279,10 +279,10 @@ class Flushes(RuleBasedStateMachine):
                     way = self.last[turn.circle][name] - current[name] - moved[name]
                     moved[name] += self.rate * age(self.discount, newest - turn.base) * way
         else:
-            weights = {c: part[c] * age(self.discount, newest - self.heard[c][0].base) for c in self.last}
-            for circle, weight in weights.items():
+            counts = {c: part[c] * age(self.discount, newest - self.heard[c][0].base) for c in self.last}
+            for circle, counted in counts.items():
                 for name, vector in self.last[circle].items():
-                    moved[name] += weight / sum(weights.values()) * (vector - current[name])
+                    moved[name] += counted / sum(counts.values()) * (vector - current[name])
         largest = self.resolved.largest_mean
         self.versions.append({name: current[name] + np.clip(moved[name], -largest, largest) for name in current})
 
