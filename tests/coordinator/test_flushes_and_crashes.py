@@ -70,7 +70,7 @@ def weight_of(site: str, turn: int) -> int:
 
 
 def age(kind: str, staleness: int) -> float:
-    return {"root": (1 + staleness) ** -0.5, "paper": (math.e / 2) ** -staleness, "none": 1.0}[kind]
+    return {"root": 1 / math.sqrt(1 + staleness), "paper": math.pow(2 / math.e, staleness), "none": 1.0}[kind]
 
 
 class Flushes(RuleBasedStateMachine):
