@@ -8,9 +8,9 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from secure_fl.errors import SettingsError, UnknownNameError
@@ -25,6 +25,15 @@ M = TypeVar("M", bound="Settings")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _DEPTH = 16  # sections in a file, and lists or tables as values of a task's own settings
+
+
+def _possible_path(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a path has no character NUL in it")
+    return text
+
+
+PathText: TypeAlias = Annotated[str, AfterValidator(_possible_path)]
 
 
 class Settings(BaseModel):
