@@ -47,7 +47,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(_tuples(values))
         except ValidationError as error:
-            raise _explain(cls, error, where) from None
+            raise explain(cls, error, where) from None
 
 
 def read_toml(path: Path, *, missing: str = "check the path") -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _tuples(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def _explain(model: type[BaseModel], error: ValidationError, where: str) -> SettingsError:
+def explain(model: type[BaseModel], error: ValidationError, where: str) -> SettingsError:
     """The first problem of a validation, as one line that names the key."""
     problems = error.errors()
     # Of a value that may be a word or something else, what is said of words is for words.
