@@ -11,6 +11,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 import tomli_w
 import typer
 from pydantic import BaseModel
-from safetensors.numpy import load
+from safetensors.torch import load_file
 
 from coordinator.config import CoordinatorFile
 from node.config import DatasetSection, NodeFile
@@ -152,7 +153,7 @@ def check_finished(machines: Machines, said: str) -> None:
     wards = status(machines, "wards")
     assert [number["number"] for number in wards["record"]["rounds"]] == [1, 2, 3, 4, 5, 6]
     assert wards["record"]["rounds"][-1]["metrics"]["auc"] > 0.5
-    assert load((folder / "lead" / "wards.safetensors").read_bytes())
+    check_loads(folder / "lead" / "wards.py", folder / "lead" / "wards.safetensors")
     card = (folder / "lead" / "wards.md").read_text()
     assert wards["study_id"] in card
     assert "trained: 5 of 5 rounds" in card
@@ -171,6 +172,19 @@ def check_finished(machines: Machines, said: str) -> None:
     assert unbounded == {"wards": True, "breast-cancer": True, "ward": False}
     page = (folder / "hospital-a" / "ward.html").read_text()
     assert f"{ward['epsilon']:.4g}" in page
+
+
+def check_loads(code: Path, exported: Path) -> None:
+    """What was exported is a state dict of the task's model, as torch itself takes it."""
+    spec = spec_from_file_location("wards_of_the_page", code)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.Wards(module.Wards.Settings()).model()
+    tensors = load_file(exported)
+    assert tensors.keys() == model.state_dict().keys()
+    model.load_state_dict(tensors)
 
 
 def check_refused(machines: Machines) -> None:
