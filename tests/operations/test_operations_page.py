@@ -27,9 +27,11 @@ from secure_fl.cli import app
 from secure_fl.identity.party_file import PartyFile
 from secure_fl.operations.operator import OperatorFile
 from secure_fl.operations.party_templates import Dataset, coordinator_file, node_file, operator_file
+from secure_fl.operations.waiting import _ENDED, _REFUSES, _SAT_OUT, _SET_ASIDE, site_words
 from secure_fl.privacy.ledger import read_ledger
+from secure_fl.rpc.operations_pb2 import SiteStatus
 from secure_fl.settings import read_toml
-from tests.support.page import Fence, Machines, fences, links, missing_links
+from tests.support.page import Fence, Machines, fences, links, missing_links, with_arguments
 from tests.support.processes import ROOT, free_port
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -143,6 +145,7 @@ def test_the_page_is_carried_out_as_written(tmp_path: Path) -> None:
             said = machines.carry_out(todo.pop(0))
 
         check_finished(machines, said)
+        carry_out_the_text(machines)
         check_refused(machines)
         assert set(machines.stop().values()) == {0}
 
@@ -172,6 +175,33 @@ def check_finished(machines: Machines, said: str) -> None:
     assert unbounded == {"wards": True, "breast-cancer": True, "ward": False}
     page = (folder / "hospital-a" / "ward.html").read_text()
     assert f"{ward['epsilon']:.4g}" in page
+
+
+# Commands in the page's text, and where they are typed.
+IN_THE_TEXT = {
+    "secure-fl pki invite pki --coordinator fl.example.org:8443": "authority",
+    "secure-fl pki crl pki": "authority",
+    "secure-fl pki fingerprint node-hospital-a.pem": "hospital-a",
+    "secure-fl node try node.toml second.toml": "hospital-a",
+    "secure-fl study status 3f2a": "lead",
+    "secure-fl pki renew coordinator.toml --host fl.example.org": "hub",
+}
+
+
+def carry_out_the_text(machines: Machines) -> None:
+    """What stands between the fences; the example's hash is replaced by one of a study here."""
+    wards = status(machines, "wards")["study_id"]
+    for command, site in IN_THE_TEXT.items():
+        said = machines.carry_out(Fence(language="sh", text=command.replace("3f2a", wards[:8]), sites=(site,)))
+        assert said.strip(), command
+    renewed = "secure-fl pki sign pki ../hub/coordinator-hub.csr.pem --renew"
+    machines.until(["authority"], renewed)
+    machines.until(["hub"], "secure-fl coordinator join ../authority/reply/coordinator-hub.reply.toml")
+
+
+def test_no_command_of_the_text_is_left_out() -> None:
+    lines = {line for fence in fences(PAGE) for line in fence.text.splitlines()}
+    assert set(with_arguments(PAGE)) - lines == IN_THE_TEXT.keys()
 
 
 def check_loads(code: Path, exported: Path) -> None:
@@ -321,6 +351,16 @@ def test_every_message_in_the_table_of_symptoms_is_one_that_the_product_writes()
         # What varies is left out on the page; where two messages are joined there is a colon or a semicolon.
         for part in re.split("…|[:;] ", message):
             assert part.strip() in source, f"{message}: {part}"
+
+
+def test_what_the_lead_is_told_is_what_status_says() -> None:
+    """Sentences: the codes behind them are for logs and ledgers."""
+    codes = {code for words in (_SET_ASIDE, _REFUSES, _SAT_OUT, _ENDED) for code in words}
+    assert not [code for code in codes for form in (f"`{code}`", f"({code})") if form in PAGE]
+    used_up = site_words(SiteStatus(connected=True, accepted=True, sat_out="BudgetExceeded", sat_out_round=7))
+    assert f"tells the lead `{used_up.replace('7', '…')}`" in PAGE
+    not_ready = site_words(SiteStatus(connected=True, refusal="NotReady"))
+    assert f"in the lead's status `{not_ready.partition(' (')[0]} …`" in PAGE
 
 
 def test_the_exit_codes_are_those_of_the_errors() -> None:
