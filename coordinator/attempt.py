@@ -295,17 +295,12 @@ class AttemptRunner:
             self.plan, self._protection, question, model=self._model, seconds=self._seconds_told(), agreements=agreed
         )
         if (declared := self._study.division.declared) is not None:
-            body.declared.CopyFrom(self._services.files.put(declared.raw))
+            body.declared.CopyFrom(self._services.files.put(declared.raw, attempt=self._folder))
             self._objects.add(body.declared.sha256)
         if bulk := question[1].bulk:
-            body.bulk.CopyFrom(self._services.files.put(bulk))
+            body.bulk.CopyFrom(self._services.files.put(bulk, attempt=self._folder))
             self._objects.add(body.bulk.sha256)
         return pb.CoordinatorMessage(study_id=self._study.id, announcement=body)
-
-    @property
-    def objects(self) -> frozenset[bytes]:
-        """Digests of what nodes may download for this attempt."""
-        return frozenset(self._objects)
 
     def count_download(self, node: str, digest: bytes, size: int) -> None:
         """Add to a node's traffic, if what it downloads is of this attempt."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
 
-from coordinator.attempt import AttemptRunner, StudyServices
+from coordinator.attempt import AttemptRunner, StudyServices, upload_folder
 from coordinator.left_out import LeftOutSites
 from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt
@@ -128,7 +127,9 @@ class OpenAttempts:
 
     def count_later(self, attempt: AttemptRunner) -> None:
         """An attempt has no record of its own: its bytes count in the next one of each site."""
-        self._uncounted.update(attempt.traffic)
+        for node, traffic in attempt.traffic.items():
+            before = self._uncounted.get(node, Traffic())
+            self._uncounted[node] = Traffic(up=before.up + traffic.up, down=before.down + traffic.down)
 
     async def resume(self, plan: Attempt, model: SharedModel) -> AttemptRunner:
         """Go on with an attempt that was under way when the coordinator stopped."""
@@ -165,8 +166,7 @@ class OpenAttempts:
             await self._left_out.add(plan.number, error.blamed)
         await in_thread(self._services.store.abort_attempt, plan, error.code)
         self.end(plan, committed=False, reason=error.code)
-        files = self._services.files
-        await in_thread(attempt.erase if attempt is not None else partial(files.clear_uploads_but, set()))
+        await in_thread(self._services.files.clear_uploads, upload_folder(plan))
         self._services.listener(
             RoundVoid(study_id=plan.study_id, round=plan.number, attempt=plan.attempt, reason=error.code)
         )

@@ -18,7 +18,14 @@ from coordinator.rounds import RoundResult, RoundServices
 from coordinator.shared_model import OpenedTurn
 from coordinator.store import Store
 from secure_fl.encoding.metrics import require_range
-from secure_fl.errors import CohortTooSmallError, ProtectionError, StaleTurnError, StudyAbortedError
+from secure_fl.errors import (
+    BudgetExceededError,
+    CohortTooSmallError,
+    ProtectionError,
+    RoundError,
+    StaleTurnError,
+    StudyAbortedError,
+)
 from secure_fl.events import TurnBegun
 from secure_fl.protect.contract import Opened, OpenedSums
 from secure_fl.results.record import CircleRound
@@ -48,6 +55,7 @@ class _Buffer:
     """What rests until the next flush."""
 
     waiting: dict[Turn, _Waiting] = field(default_factory=dict)
+    dropped: list[CircleRound] = field(default_factory=list)  # for the record of the next version
 
 
 class BufferedRounds:
@@ -140,6 +148,10 @@ class BufferedRounds:
         while True:
             if attempt is None:
                 await services.gathering.members(members)
+                if self._turns.is_stale(turn) or self._turns.is_retired(turn.circle):
+                    self._turns.given_up(turn)  # Nobody trains for what would be dropped.
+                    self._dropped(turn, tried)
+                    return
                 if turn not in self._asked:
                     self._asked[turn] = await in_thread(services.model.asked, turn.number - 1)
                 attempt = await services.attempts.plan(
@@ -155,24 +167,49 @@ class BufferedRounds:
             loop = asyncio.get_running_loop()
             try:
                 opened = await attempt.collect()
-                self._require_range(opened)
+                await in_thread(self._require_range, opened)
             except (CohortTooSmallError, ProtectionError) as error:
                 services.gathering.vanished(attempt.vanished)
-                await services.attempts.void(attempt.plan, error)
+                await self._void(attempt, error)
                 attempt = None
                 await asyncio.sleep(min(_LONGEST_PAUSE, 2.0 ** (tried - 2)) if tried > 1 else 0)
                 continue
             break
-        self._asked.pop(turn, None)
+        self._last_opened = loop.time()
         waiting = _Waiting(opened, attempt, tried, loop.time() - attempt.began)
         if self._turns.opened(turn, now=loop.time()):
             self._buffer.waiting[turn] = waiting
-            self._last_opened = loop.time()
         else:
-            await services.attempts.void(
-                attempt.plan, StaleTurnError(f"a turn from version {turn.base} is too old to be merged")
-            )
+            await self._drop(turn, waiting)
+        self._asked.pop(turn, None)
         self._pulse.beat()
+
+    async def _void(self, attempt: AttemptRunner, error: RoundError) -> None:
+        """What came to nothing was sent all the same: it counts in the next record of each site."""
+        self._services.attempts.count_later(attempt)
+        await self._services.attempts.void(attempt.plan, error)
+
+    async def _drop(self, turn: Turn, opened: _Waiting) -> None:
+        """A turn was opened, but too many versions were made in between."""
+        await self._void(opened.attempt, StaleTurnError(f"a turn from version {turn.base} is too old to be merged"))
+        self._dropped(turn, opened.tried, opened)
+
+    def _dropped(self, turn: Turn, tried: int, opened: _Waiting | None = None) -> None:
+        """The next version's record tells of it."""
+        self._buffer.dropped.append(
+            CircleRound(
+                members=self._circles[turn.circle],
+                opened=False,
+                attempts=tried,
+                reason=StaleTurnError.code if self._turns.is_stale(turn) else BudgetExceededError.code,
+                turn=turn.number,
+                base=turn.base,
+                staleness=self._turns.version - turn.base,
+                seconds=None if opened is None else opened.seconds,
+                began=None if opened is None else opened.attempt.plan.started,
+                asked=self._asked.get(turn, ()),
+            )
+        )
 
     def _begun(self, turn: Turn, attempt: AttemptRunner) -> None:
         services, plan = self._services, attempt.plan
@@ -196,8 +233,8 @@ class BufferedRounds:
     # --- flushes ----------------------------------------------------------------------------------------------
 
     async def _flush_until_over(self, tasks: list[asyncio.Task[None]]) -> None:
-        loop = asyncio.get_running_loop()
-        patience = self._limits.deadline + self._limits.patience
+        loop, gathering = asyncio.get_running_loop(), self._services.gathering
+        patience = self._services.deadline(RoundKind.TRAIN) + self._limits.patience
         while not self._turns.is_over:
             for task in tasks:
                 if task.done():
@@ -205,8 +242,16 @@ class BufferedRounds:
             if due := self._turns.due(now=loop.time()):
                 await self._flush(due)
                 continue
-            self._services.gathering.require_budgets(self._circles)
+            gathering.require_budgets(self._circles)
+            for index, circle in enumerate(self._circles):
+                if gathering.exhausted.intersection(circle) and not self._turns.is_retired(index):
+                    log.warning("the circle of %s trains no more: a site's privacy budget is used up", circle[0])
+                    self._turns.retire(index)
             if loop.time() > self._last_opened + patience:
+                if self._turns.version:
+                    # The model is there; that circles are gone for good is no reason to lose the study.
+                    log.warning("training ends with version %d: no circle could be opened", self._turns.version)
+                    return
                 raise StudyAbortedError(
                     "no circle could be opened for too long",
                     advice="see the log for why; sites that cannot take part say so in their own logs",
@@ -220,7 +265,7 @@ class BufferedRounds:
             opened=_together([one.opened for one in resting.values()]),
             attempts=[one.attempt for one in resting.values()],
             tried=max(one.tried for one in resting.values()),
-            circles=tuple(self._recorded(turn, one) for turn, one in resting.items()),
+            circles=(*(self._recorded(turn, one) for turn, one in resting.items()), *self._buffer.dropped),
         )
         turns = [
             OpenedTurn(
@@ -237,7 +282,7 @@ class BufferedRounds:
         except (CohortTooSmallError, ProtectionError) as error:
             # The turns are lost, and the model stays as it was. That this happens again and again ends the study.
             for one in resting.values():
-                await self._services.attempts.void(one.attempt.plan, error)
+                await self._void(one.attempt, error)
             self._turns.forget(due)
             self._failed += 1
             if self._failed >= self._limits.attempts:
@@ -246,7 +291,9 @@ class BufferedRounds:
                 ) from error
             return
         self._failed = 0
-        self._turns.flushed(due)
+        self._buffer.dropped.clear()
+        for turn in self._turns.flushed(due):
+            await self._drop(turn, self._buffer.waiting.pop(turn))
         self._pulse.beat()
 
     def _recorded(self, turn: Turn, one: _Waiting) -> CircleRound:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from secure_fl.rpc import federation_pb2 as pb
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.wire import reference
 
+_STATE = ".state.safetensors"  # what a strategy remembers, beside the version of the same number
 EMPTY = hashlib.sha256().digest()  # of bulk that is not there; it has no file
 
 
@@ -54,6 +56,9 @@ class BulkFiles:
         self._spool = folder / "spool"
         self._checkpoints = folder / "checkpoints"
         self.first = folder / "first.json"  # what is known of the model that the study starts from
+        # By attempt: what its sites download beside the model. Other circles' attempts announce while old objects go.
+        self._announced: dict[str, set[bytes]] = {}
+        self._lock = threading.Lock()
         try:
             for part in (self._objects, self._spool, self._checkpoints):
                 part.mkdir(parents=True, exist_ok=True)
@@ -64,11 +69,14 @@ class BulkFiles:
 
     # --- objects ----------------------------------------------------------------------------------------------
 
-    def put(self, content: bytes | memoryview) -> pb.ObjectRef:
-        """Keep an object for download."""
+    def put(self, content: bytes | memoryview, *, attempt: str) -> pb.ObjectRef:
+        """Keep an object for download, for as long as the attempt that announces it is under way."""
         known = reference(content)
         path = self._objects / known.sha256.hex()
-        if not path.exists():
+        with self._lock:  # Noted before it is looked for, so that `prune` cannot remove it in between.
+            self._announced.setdefault(attempt, set()).add(known.sha256)
+            there = path.exists()
+        if not there:
             write_pieces(path, (memoryview(content),))
         return known
 
@@ -135,17 +143,24 @@ class BulkFiles:
         return load_arrays(path) if path.exists() else {}
 
     def _state(self, version: int) -> Path:
-        return self._checkpoints / f"{version:06d}.state.safetensors"
+        return self._checkpoints / f"{version:06d}{_STATE}"
 
-    def prune(self, *, versions: Collection[int], objects: Iterable[bytes]) -> None:
-        """Drop what no node can need any more: all models but those of `versions`, all objects but `objects`."""
-        names = {digest.hex() for digest in objects}
+    def prune(self, *, newest: int, versions: Collection[int], objects: Iterable[bytes]) -> None:
+        """Drop what nobody can need any more: all models but those of `versions`, all objects but `objects`.
+
+        What attempts under way announce stays, and so does what is being written. What a strategy remembers stays
+        beside the newest version and its predecessor: it may be many models large.
+        """
         try:
-            for path in self._objects.iterdir():
-                if path.name not in names:
-                    path.unlink(missing_ok=True)
+            with self._lock:
+                needed = {digest.hex() for digest in set[bytes]().union(objects, *self._announced.values())}
+                for path in self._objects.iterdir():
+                    if path.name not in needed and not path.name.startswith("."):
+                        path.unlink(missing_ok=True)
             for path in self._checkpoints.glob("*.safetensors"):
-                if int(path.name.partition(".")[0]) not in versions:
+                version = int(path.name.partition(".")[0])
+                remembered = path.name.endswith(_STATE)
+                if version < newest - 1 if remembered else version not in versions:
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"old models cannot be removed ({error.strerror})") from error
@@ -181,7 +196,9 @@ class BulkFiles:
         self._upload(attempt, name).unlink(missing_ok=True)
 
     def clear_uploads(self, attempt: str) -> None:
-        """Forget the uploads of an attempt that is over."""
+        """Forget the uploads of an attempt that is over, and what was announced in it."""
+        with self._lock:
+            self._announced.pop(attempt, None)
         shutil.rmtree(self._spool / attempt, ignore_errors=True)
 
     def clear_uploads_but(self, attempts: Collection[str]) -> None:
@@ -190,7 +207,7 @@ class BulkFiles:
             if path.name in attempts:
                 continue
             if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+                self.clear_uploads(path.name)
             else:
                 path.unlink(missing_ok=True)  # of a build that had one folder for all attempts
 

@@ -160,15 +160,16 @@ class Publication:
         for attempt in result.attempts:
             attempt.erase()
         current = self.model.current
-        under_way, bases = list(self.attempts), self.attempts.bases
+        bases = self.attempts.bases
         self.files.prune(
+            newest=current.version,
             versions={current.version - 1, current.version, *bases},
             objects={
                 self.model.first,
                 previous.object,
                 current.object,
                 *(self.model.version(base).object for base in bases),
-            }.union(*(other.objects for other in under_way)),
+            },
         )
         self.save_record()
 

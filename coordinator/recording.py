@@ -151,6 +151,7 @@ def study_record(
         left_out=left_out,
         settings=resolved.canonical.decode(),
         blocks_declared=_declared(resolved),
+        circles=resolved.circles_in(RoundKind.TRAIN) if resolved.division.settled else (),
         partial=resolved.strategy.partial,
     )
 

@@ -78,6 +78,12 @@ class RoundServices:
     gathering: Gathering
     model: SharedModel
 
+    def deadline(self, kind: RoundKind) -> float:
+        """Seconds that a circle is waited for once another one has opened: training, and its later phases."""
+        limits, size = self.resolved.study.rounds, 4 * self.model.layout.size
+        later = len(self.resolved.phases(kind)) - 1
+        return deadline_seconds(limits.deadline, size) + later * deadline_seconds(limits.phase_deadline, size)
+
 
 class GatheredRound:
     """Whoever is there takes part."""
@@ -172,7 +178,7 @@ class CirclesRound:
 
     async def _wait(self, tasks: Sequence[asyncio.Task[None]], started: float) -> None:
         loop = asyncio.get_running_loop()
-        deadline, patience = started + self._deadline(), started + self._patience()
+        deadline, patience = started + self._services.deadline(self._kind), started + self._patience()
         pending = set(tasks)
         while pending:
             done, pending = await asyncio.wait(pending, timeout=_LOOK_AGAIN, return_when=asyncio.FIRST_COMPLETED)
@@ -189,18 +195,10 @@ class CirclesRound:
                     advice="see the log for why; sites that cannot take part say so in their own logs",
                 )
 
-    def _deadline(self) -> float:
-        """How long a circle is waited for once another one has opened: training, and its later phases."""
-        phases = len(self._services.resolved.phases(self._kind))
-        size = 4 * self._services.model.layout.size
-        training = deadline_seconds(self._limits.deadline, size)
-        return training + (phases - 1) * deadline_seconds(self._limits.phase_deadline, size)
-
     def _patience(self) -> float:
         """How long any is waited for. A finished model waits for its last measurement no longer than for training."""
-        if self._kind is RoundKind.EVALUATE:
-            return self._deadline() + self._limits.gather
-        return self._deadline() + self._limits.patience
+        longer = self._limits.gather if self._kind is RoundKind.EVALUATE else self._limits.patience
+        return self._services.deadline(self._kind) + longer
 
     def _worth_waiting(self, progress: _Progress, started: float, deadline: float) -> bool:
         """Whether a circle may still open in this round, as far as one can see."""

@@ -18,6 +18,7 @@ from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics, decode_metric
 from secure_fl.encoding.robust import decode_circles
 from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums
+from secure_fl.encoding.weights import WEIGHT_UNITS, whole_weight
 from secure_fl.errors import (
     CohortTooSmallError,
     InitialModelError,
@@ -86,8 +87,13 @@ class SharedModel:
             raise StorageError(f"version {number} of the model is not in the store")
         return found
 
-    def decode(self, opened: Opened, *, training: bool) -> Decoded:
-        """Opened integers as means. The integers go as they are decoded: both at once would be a model too many."""
+    def decode(self, opened: Opened, *, training: bool, whole: float | None = None) -> Decoded:
+        """Opened integers as means. The integers go as they are decoded: both at once would be a model too many.
+
+        `whole` is what all its sites weigh, where measurements have been taken out of it.
+        """
+        if whole is None:
+            whole = _whole(opened)
         sums = opened.taken() if isinstance(opened, OpenedSums) else {}
         study = self._resolved.study
         metrics = SiteMetrics()
@@ -100,16 +106,16 @@ class SharedModel:
                 classification=self._classification,
                 has_global_model=self._resolved.strategy.has_global_model,
             )
-        means = self._means(opened, sums) if training else decode_sums(sums, self._resolved.codec)
+        means = self._means(opened, sums, whole) if training else decode_sums(sums, self._resolved.codec)
         asked = self.layout.model.names if training and isinstance(opened, OpenedSums) else ()
         kept = tuple(name for name in asked if name not in means)
         return Decoded(means=means, metrics=metrics, blocks_kept=kept)
 
-    def _means(self, opened: Opened, sums: dict[str, BlockSum]) -> Aggregate:
+    def _means(self, opened: Opened, sums: dict[str, BlockSum], whole: float) -> Aggregate:
         settings, codec = self._resolved.study.protection, self._resolved.codec
         if isinstance(opened, OpenedCircles) and settings.robust != "none":
             return decode_circles(opened.circles, codec, kind=settings.robust, colluders=settings.colluders)
-        return decode_sums(sums, codec)
+        return decode_sums(sums, codec, whole=whole if self._resolved.strategy.counts_unsent else None)
 
     def step(self, means: Aggregate) -> StoredModel:
         """Let the strategy make the next version, and write it down. It is the current one once `adopt`ed."""
@@ -147,9 +153,10 @@ class SharedModel:
         current, arrivals = self.current, []
         asked, sent = set[str](), set[str]()
         # Of all sites together, each on the model that its circle began from.
+        wholes = [_whole(each.opened) for each in turns]
         metrics = self.decode(measurements(each.opened for each in turns), training=False).metrics
-        for opened in turns:
-            decoded = self.decode(opened.opened, training=True)
+        for opened, whole in zip(turns, wholes, strict=True):
+            decoded = self.decode(opened.opened, training=True, whole=whole)
             asked.update(opened.asked or self.layout.model.names)
             sent.update(decoded.means)
             turn = opened.turn
@@ -159,6 +166,7 @@ class SharedModel:
                     base=turn.base,
                     staleness=current.version - turn.base,
                     share=opened.share,
+                    weight=whole / (WEIGHT_UNITS * len(opened.opened.cohort)),
                     change=decoded.means,
                 )
             )
@@ -210,3 +218,7 @@ class SharedModel:
             self._files.model(self.layout, version.object)
         except (OSError, MalformedMessageError, LayoutMismatchError) as error:
             raise StorageError(f"{damaged} ({error})") from error
+
+
+def _whole(opened: Opened) -> float:
+    return whole_weight(opened.blocks if isinstance(opened, OpenedSums) else {}, sites=len(opened.cohort))

@@ -158,6 +158,9 @@ class StudyRunner:
         self._services.agreements.load()
         if (declared := self._folder / _DECLARED).exists():
             self.resolved.division.settle(declared.read_bytes())
+            for plan in self._store.open_attempts(self.id):
+                if plan.kind is RoundKind.DECLARE:  # Stopped between the two, it was left under way.
+                    self._store.abort_attempt(plan, "")
         # Killed between a commit and its tidying up, a coordinator left uploads that nobody will ask for.
         self._files.clear_uploads_but({upload_folder(plan) for plan in self._store.open_attempts(self.id)})
 

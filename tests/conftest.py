@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ LONGEST = (
     "api/test_notebooks.py",
     "operations/test_readme.py",
 )
+
+
+def pytest_configure() -> None:
+    """Tests that are started with `&` interrupt what they start all the same: children inherit what is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

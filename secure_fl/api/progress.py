@@ -11,20 +11,22 @@ from typing import Any
 from secure_fl.events import Event, Listener, NodeDied, Refused, RoundCommitted, RoundVoid
 from secure_fl.rounds import RoundKind
 from secure_fl.simulation.progress import RunProgress, describe_round
+from secure_fl.study.settings import Study
 
 _SHOWN_LINES = 12
 _BAR = 30
 
 
 @contextmanager
-def shown(*, rounds: int, buffered: bool, progress: bool) -> Iterator[Listener]:
-    """A listener that shows events while the context lasts."""
+def shown(study: Study, *, progress: bool) -> Iterator[Listener]:
+    """A listener that shows a study's events while the context lasts."""
+    rounds, buffered = study.versions, study.rounds.is_buffered
     if not progress:
         yield lambda _: None
     elif (display := _notebook_display()) is not None:
-        yield NotebookProgress(rounds=rounds, display=display).listen
+        yield NotebookProgress(rounds=rounds, buffered=buffered, display=display).listen
     else:
-        with RunProgress(rounds=rounds, quiet=False, buffered=buffered) as bar:
+        with RunProgress(rounds=rounds, quiet=False, buffered=buffered, by_sites=study.rounds.by_sites) as bar:
             yield bar.listen
 
 
@@ -43,8 +45,9 @@ def _notebook_display() -> Callable[..., Any] | None:
 class NotebookProgress:
     """One output of a cell: a bar, and the last few rounds below it. It needs no widgets."""
 
-    def __init__(self, *, rounds: int, display: Callable[..., Any]) -> None:
+    def __init__(self, *, rounds: int, display: Callable[..., Any], buffered: bool = False) -> None:
         self._rounds = rounds
+        self._buffered = buffered
         self._done = 0
         self._lines: list[str] = []
         self._handle = display(self, display_id=True)
@@ -54,7 +57,7 @@ class NotebookProgress:
         match event:
             case RoundCommitted(record=record):
                 self._done = record.number if record.kind is RoundKind.TRAIN else self._rounds
-                self._say(describe_round(record, planned=self._rounds))
+                self._say(describe_round(record, planned=self._rounds, buffered=self._buffered))
             case Refused(node=node, reason=reason):
                 self._say(f"{node} refuses the study: {reason}")
             case NodeDied(node=node, exit_code=code):

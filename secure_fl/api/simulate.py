@@ -159,9 +159,7 @@ class _Plan:
                     per_site=self.study.metrics.share == "per-node",
                 )
             ).listen,
-            stack.enter_context(
-                shown(rounds=self.study.versions, buffered=self.study.rounds.is_buffered, progress=self.progress)
-            ),
+            stack.enter_context(shown(self.study, progress=self.progress)),
             *([self.listener] if self.listener is not None else []),
         ]
 

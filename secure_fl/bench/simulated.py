@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -23,10 +23,11 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.integers import BlockSum
 from secure_fl.encoding.steps import require_step
 from secure_fl.encoding.update import decode_sums, encode_update
-from secure_fl.encoding.weights import aged_weight, quantise_weight, weight_floor
+from secure_fl.encoding.weights import WEIGHT_UNITS, aged_weight, quantise_weight, weight_floor, whole_weight
 from secure_fl.errors import SettingsError
 from secure_fl.protect.declarations import pace_of
 from secure_fl.protect.primitives.packing import WORD, Packing
+from secure_fl.protect.release.guard import releasable
 from secure_fl.randomness import UnsafeSeededRandomness
 from secure_fl.strategies.base import State, Strategy
 from secure_fl.strategies.merging import Arrival, MergeSettings, discount, own_part, with_own_part
@@ -347,12 +348,19 @@ class Course:
             total: dict[str, BlockSum] = {}
             for each in opened:
                 _pool(total, each.sums)
-            return decode_sums(total, self._codec), self._state
+            return self._decoded(total, sum(map(self._whole, opened))), self._state
         sites = len(self._has)
         if self._method.one_sum:
-            whole = self._one_sum(version, opened)
-            share = sum(len(self.circles[each.turn.circle]) for each in opened) / sites
-            alone = Arrival(circle=0, base=version, staleness=0, share=share, change=decode_sums(whole, self._codec))
+            stream = UnsafeSeededRandomness(self._federation.seed, "joining", str(version))
+            joined = [self._aged(version, each, stream) for each in opened]
+            alone = Arrival(
+                circle=0,
+                base=version,
+                staleness=0,
+                share=len(joined) / sites,
+                weight=sum(map(self._whole, joined)) / (WEIGHT_UNITS * len(joined)),
+                change=self._decoded(self._one_sum(joined), sum(map(self._whole, joined))),
+            )
             return self._merging.merged(current, [alone], self._versions.__getitem__, self._state)
         arrivals = [
             Arrival(
@@ -360,25 +368,45 @@ class Course:
                 base=each.turn.base,
                 staleness=version - each.turn.base,
                 share=len(self.circles[each.turn.circle]) / sites,
+                weight=self._whole(each) / (WEIGHT_UNITS * len(self.circles[each.turn.circle])),
                 change=decode_sums(each.sums, self._codec),
             )
             for each in opened
         ]
         return self._merging.merged(current, arrivals, self._versions.__getitem__, self._state)
 
-    def _one_sum(self, version: int, opened: Sequence[_Opened]) -> dict[str, BlockSum]:
-        """As sites join a flush at their own pace: each lowers its own weight by the age of its work."""
+    def _whole(self, opened: _Opened) -> float:
+        return whole_weight(opened.sums, sites=len(self.circles[opened.turn.circle]))
+
+    def _decoded(self, sums: dict[str, BlockSum], whole: float) -> Aggregate:
+        return decode_sums(sums, self._codec, whole=whole if self._strategy.counts_unsent else None)
+
+    def _aged(self, version: int, opened: _Opened, stream: UnsafeSeededRandomness) -> _Opened:
+        """As a site joins a flush at its own pace: it lowers its own weight by the age of its work."""
         kind = "none" if self._merging is None else self._merging.discount
-        stream = UnsafeSeededRandomness(self._federation.seed, "joining", str(version))
+        part = discount(kind, version - opened.turn.base)
+        sums: dict[str, BlockSum] = {}
+        for name, block in opened.sums.items():
+            weight = aged_weight(block.weight, part, min_cohort=self._size, colluders=COLLUDERS)
+            values = block.total.astype(np.int32)
+            mine = self._codec.reweighed(values, before=block.weight, after=weight, stream=stream)
+            sums[name] = BlockSum(total=mine, weight=weight, contributors=1)
+        return replace(opened, sums=sums)
+
+    def _one_sum(self, joined: Sequence[_Opened]) -> dict[str, BlockSum]:
+        """What a flush of these sites opens: of blocks that not all of them send, those that the guard lets through."""
         total: dict[str, BlockSum] = {}
-        for each in opened:
-            part = discount(kind, version - each.turn.base)
-            for name, block in each.sums.items():
-                weight = aged_weight(block.weight, part, min_cohort=self._size, colluders=COLLUDERS)
-                values = block.total.astype(np.int32)
-                mine = self._codec.reweighed(values, before=block.weight, after=weight, stream=stream)
-                _pool(total, {name: BlockSum(total=mine, weight=weight, contributors=1)})
-        return total
+        for each in joined:
+            _pool(total, each.sums)
+        if not self._strategy.partial:
+            return total
+        sites = [str(each.turn.circle) for each in joined]
+        senders = {
+            name: [site for site, each in zip(sites, joined, strict=True) if name in each.sums] for name in total
+        }
+        # Measurements are opened of all of them.
+        passed = releasable([sites, *senders.values()], nodes=sites, colluders=COLLUDERS, minimum=self._size)
+        return {name: total[name] for name, passes in zip(senders, passed[1:], strict=True) if passes}
 
     def _point(self, uploads: int, up: int, down: int) -> Point:
         data, task = self._federation.data[0], self._federation.task

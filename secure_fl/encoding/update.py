@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from secure_fl.aggregation import Aggregate, BlockMean
 from secure_fl.blocks import Blocks, Layout
 from secure_fl.encoding.fixed_point import FixedPoint
@@ -28,10 +30,17 @@ def encode_update(
     return blocks, clipped
 
 
-def decode_sums(sums: dict[str, BlockSum], codec: FixedPoint) -> Aggregate:
-    """Opened sums as the per-block means a strategy may see. `sums` is empty afterwards: each goes as it is decoded."""
+def decode_sums(sums: dict[str, BlockSum], codec: FixedPoint, *, whole: float | None = None) -> Aggregate:
+    """Opened sums as the per-block means a strategy may see. `sums` is empty afterwards: each goes as it is decoded.
+
+    A mean is over those who sent the block. With `whole`, what all sites weigh together, it is over all of them:
+    whoever left the block out counts as one that did not change it.
+    """
     means: dict[str, BlockMean] = {}
     for name in tuple(sums):
         block = sums.pop(name)
-        means[name] = BlockMean(mean=codec.decode(block), contributors=block.contributors)
+        mean = codec.decode(block)
+        if whole is not None and block.weight < whole:
+            np.multiply(mean, np.float32(block.weight / whole), out=mean)
+        means[name] = BlockMean(mean=mean, contributors=block.contributors)
     return Aggregate(means)

@@ -9,8 +9,10 @@ sum whose leverage on one of them is ω_j²/Σ ω² (docs/guard.md). With 1 ≥ 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isqrt
 
+from secure_fl.encoding.integers import BlockSum
 from secure_fl.errors import DataError
 
 WEIGHT_UNITS = 64
@@ -42,3 +44,13 @@ def quantise_weight(
 def aged_weight(weight: int, part: float, *, min_cohort: int, colluders: int) -> int:
     """What is left of a node's weight if old work counts by `part`: never less than keeps others from standing out."""
     return min(weight, max(weight_floor(min_cohort, colluders), round(weight * part)))
+
+
+def whole_weight(sums: Mapping[str, BlockSum], *, sites: int) -> float:
+    """What all `sites` of an opened sum weigh together, in units of 1/64; call it before the sums are taken.
+
+    The largest cohort says it: where measurements are shared, or any block is, by all, exactly. Sites that are in no
+    block of that cohort count as much as those in it do on average.
+    """
+    largest = max(sums.values(), key=lambda block: block.contributors, default=None)
+    return float(WEIGHT_UNITS * sites) if largest is None else largest.weight * sites / largest.contributors

@@ -189,7 +189,7 @@ def _measured(entry: RoundRecord, place: _Places, *, regression: bool) -> tuple[
     value = entry.mean_mse if regression else entry.mean_accuracy
     if entry.kind is RoundKind.EVALUATE:
         return "all sites", value
-    indices = sorted(place[turn.members] for turn in entry.circles if turn.members in place)
+    indices = sorted(place[turn.members] for turn in entry.circles if turn.opened and turn.members in place)
     return (f"circle {indices[0]}" if len(indices) == 1 else "several"), value
 
 
@@ -238,10 +238,20 @@ def _circle_table(record: StudyRecord, place: _Places) -> str:
         rows.append(
             f'<th scope="row">{place[circle.members]}</th>'
             f'<td class="words">{escape(fit(", ".join(circle.members), 60))}</td>'
-            f"<td>{circle.turns}</td><td>{circle.share:.0%}</td><td>{circle.mean_age:.1f}</td>"
-            f"<td>{circle.oldest}</td><td>{took}</td>"
+            f"<td>{circle.turns}</td><td>{circle.dropped}</td><td>{circle.share:.0%}</td>"
+            f"<td>{DASH if circle.mean_age is None else f'{circle.mean_age:.1f}'}</td>"
+            f"<td>{DASH if circle.oldest is None else circle.oldest}</td><td>{took}</td>"
         )
-    heads = ("Circle", "Sites", "Turns merged", "Of all updates", "Mean age", "Oldest", "Mean time of a turn")
+    heads = (
+        "Circle",
+        "Sites",
+        "Turns merged",
+        "Dropped",
+        "Of all updates",
+        "Mean age",
+        "Oldest",
+        "Mean time of a turn",
+    )
     return data_table("Turns of each circle", heads, rows, words=(1,))
 
 

@@ -40,7 +40,11 @@ class NodeRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircleRound:
-    """One circle in one round: its sum was opened, or the round went on without it."""
+    """One circle in one round: its sum was opened, or the round went on without it.
+
+    Where circles do not wait for each other: a turn that was merged into this version, or (not `opened`) one that came
+    to nothing since the version before.
+    """
 
     members: tuple[str, ...]
     opened: bool
@@ -133,6 +137,8 @@ class StudyRecord:
     settings: str = ""  # the study in canonical form, whose hash is `study_id`
     # Where sites declare what they share: the blocks that all sites of some circle declared. Otherwise None.
     blocks_declared: tuple[str, ...] | None = None
+    # Who is opened together, also where nothing was yet; none where it is whoever is there, or not known yet.
+    circles: tuple[tuple[str, ...], ...] = ()
     partial: bool = False  # whether sites share as much of the model as they choose
     version: int = RECORD_VERSION
 
@@ -181,6 +187,7 @@ class StudyRecord:
                 "rounds": rounds,
                 "left_out": left_out,
                 "blocks_declared": None if declared is None else tuple(declared),
+                "circles": tuple(tuple(circle) for circle in values.get("circles", ())),
             }
         )
 

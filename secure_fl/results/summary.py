@@ -86,6 +86,7 @@ def _circles(record: StudyRecord) -> list[dict[str, Any]] | None:
         {
             "sites": list(circle.members),
             "turns": circle.turns,
+            "dropped": circle.dropped,
             "share": circle.share,
             "mean_staleness": circle.mean_age,
             "largest_staleness": circle.oldest,

@@ -16,11 +16,12 @@ class CircleTurns:
 
     members: tuple[str, ...]
     turns: int  # that were merged
+    dropped: int  # that came to nothing, most of them because they were too old
     share: float  # of all updates of sites that were merged, which a circle has one of per turn and site
-    mean_age: float  # versions that its turns were old when they were merged
-    oldest: int
+    mean_age: float | None  # versions that its turns were old when they were merged
+    oldest: int | None
     seconds: float | None  # a turn took on average, from its beginning until it was opened
-    last: int  # the version that it was merged into last
+    last: int | None  # the version that it was merged into last
 
 
 def merged_turns(record: StudyRecord) -> list[tuple[RoundRecord, CircleRound]]:
@@ -35,11 +36,16 @@ def merged_turns(record: StudyRecord) -> list[tuple[RoundRecord, CircleRound]]:
 
 
 def circle_turns(record: StudyRecord) -> tuple[CircleTurns, ...]:
-    """Every circle of which something was merged, by the names of its sites."""
+    """Every circle, by the names of its sites, also one that was never heard; none where circles go round by round."""
     merged = merged_turns(record)
+    if not merged:
+        return ()
     updates = sum(len(turn.members) for _, turn in merged)
+    everybody = {turn.members for _, turn in merged} | set(record.circles)
+    if all(len(members) == 1 for members in everybody):
+        everybody |= {(site,) for site in record.roster}
     found = []
-    for members in sorted({turn.members for _, turn in merged}):
+    for members in sorted(everybody):
         mine = [(entry, turn) for entry, turn in merged if turn.members == members]
         ages = [turn.staleness or 0 for _, turn in mine]
         seconds = [turn.seconds for _, turn in mine if turn.seconds is not None]
@@ -47,11 +53,14 @@ def circle_turns(record: StudyRecord) -> tuple[CircleTurns, ...]:
             CircleTurns(
                 members=members,
                 turns=len(mine),
+                dropped=sum(
+                    turn.members == members and not turn.opened for entry in record.rounds for turn in entry.circles
+                ),
                 share=len(mine) * len(members) / updates,
-                mean_age=fmean(ages),
-                oldest=max(ages),
+                mean_age=fmean(ages) if ages else None,
+                oldest=max(ages, default=None),
                 seconds=fmean(seconds) if seconds else None,
-                last=mine[-1][0].number,
+                last=mine[-1][0].number if mine else None,
             )
         )
     return tuple(found)
@@ -81,5 +90,5 @@ def block_bytes(record: StudyRecord) -> dict[str, int]:
 
 def measured_version(entry: RoundRecord) -> int:
     """The version that a round's measurements are of: the newest that some of its circles began from."""
-    bases = [turn.base for turn in entry.circles if turn.base is not None]
+    bases = [turn.base for turn in entry.circles if turn.base is not None and turn.opened]
     return max(bases) if bases else entry.number - 1

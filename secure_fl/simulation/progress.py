@@ -35,7 +35,7 @@ from secure_fl.events import (
 from secure_fl.results.record import RoundRecord
 from secure_fl.results.wording import metrics_text
 from secure_fl.rounds import RoundKind
-from secure_fl.simulation.turn_progress import TurnsUnderWay, merged
+from secure_fl.simulation.turn_progress import TurnsUnderWay, joined, merged, named
 
 _SHOWN_SIT_OUTS = 3
 
@@ -48,7 +48,8 @@ _BEFORE_AND_AFTER = {
 class RunProgress:
     """Listens to the coordinator's events and shows them on standard error."""
 
-    def __init__(self, *, rounds: int, quiet: bool, buffered: bool = False) -> None:
+    def __init__(self, *, rounds: int, quiet: bool, buffered: bool = False, by_sites: bool = False) -> None:
+        """`buffered`: circles do not wait for each other; with `by_sites` nobody waits for any other site."""
         self._console = Console(stderr=True)
         self._quiet = quiet
         self._rounds = rounds
@@ -63,8 +64,10 @@ class RunProgress:
         )
         self._bar = self._progress.add_task("starting", total=rounds)
         self._sit_outs: Counter[str] = Counter()
-        self._turns = TurnsUnderWay() if buffered else None
-        self._unit = "turn" if buffered else "round"
+        self._buffered = buffered
+        self._turns = TurnsUnderWay() if buffered and not by_sites else None
+        self._joining: set[str] | None = set() if by_sites else None  # whose work is in the flush under way
+        self._unit = "version" if by_sites else "turn" if buffered else "round"
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -83,9 +86,14 @@ class RunProgress:
             case Waiting(ready=ready, roster=roster):
                 self._describe(f"waiting for sites ({ready} of {roster})")
             case RoundStarted(kind=kind, round=number) if not (self._turns and kind is RoundKind.TRAIN):
-                self._describe(_BEFORE_AND_AFTER.get(kind, f"round {number}"))
+                self._describe(_BEFORE_AND_AFTER.get(kind, f"{self._unit} {number}"))
+                if self._joining is not None:
+                    self._joining.clear()
             case TurnBegun() | Answered() if self._turns:
                 self._turn(self._turns, event)
+            case Answered(round=number, node=node) if self._joining is not None and number <= self._rounds:
+                self._joining.add(node)
+                self._describe(f"version {number}: {joined(len(self._joining))}")
             case SatOut():
                 self._sat_out(event)
             case RoundCommitted(record=record):
@@ -105,7 +113,7 @@ class RunProgress:
             case RoundVoid() if self._turns:
                 self._say(f"[yellow]{self._turns.failed(event)}[/]")
             case RoundVoid(round=number, attempt=attempt, reason=reason):
-                self._say(f"[yellow]round {number}, attempt {attempt} failed: {reason}[/]")
+                self._say(f"[yellow]{self._unit} {number}, attempt {attempt} failed: {reason}[/]")
             case SiteLeftOut(round=number, node=node, what=what):
                 self._say(f"[red]left out: {node} {what} in round {number}[/]")
             case RoundResumed(round=number):
@@ -132,7 +140,7 @@ class RunProgress:
             self._progress.update(self._bar, completed=record.number)
             if self._turns:
                 self._turns.committed(record)
-        self._say(describe_round(record, planned=self._rounds, buffered=self._turns is not None))
+        self._say(describe_round(record, planned=self._rounds, buffered=self._buffered))
 
     def _describe(self, text: str) -> None:
         self._progress.update(self._bar, description=text)
@@ -145,7 +153,7 @@ class RunProgress:
 def describe_round(record: RoundRecord, *, planned: int, buffered: bool = False) -> str:
     """One line about a committed round."""
     dropped = sum(node.outcome in ("dropped", "sat out") for node in record.nodes)
-    turns = [circle for circle in record.circles if circle.turn is not None]
+    turns = [circle for circle in record.circles if circle.turn is not None and circle.opened]
     unit = "version" if buffered else "round"
     title = f"{unit} {record.number:>3}/{planned}" if record.kind is RoundKind.TRAIN else "final model"
     if record.came_to_nothing:
@@ -162,7 +170,12 @@ def describe_round(record: RoundRecord, *, planned: int, buffered: bool = False)
     measured = f"  {scores} ({when})" if scores else ""
     kept = f"  kept: {', '.join(record.blocks_kept)}" if record.blocks_kept else ""
     closed = [circle for circle in record.circles if not circle.opened]
-    kept += "".join(f"  closed: circle of {circle.members[0]} … {circle.members[-1]}" for circle in closed)
+    kept += "".join(
+        f"  closed: circle of {circle.members[0]} … {circle.members[-1]}"
+        if circle.turn is None
+        else f"  dropped: turn {circle.turn} of {named(circle.members)}"
+        for circle in closed
+    )
     return (
         f"{title}  {who}  "
         f"↑ {human(record.bytes_up)} ↓ {human(record.bytes_down)}  {record.seconds:.1f} s{measured}{kept}"

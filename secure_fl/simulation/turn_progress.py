@@ -38,7 +38,9 @@ class TurnsUnderWay:
     def committed(self, record: RoundRecord) -> None:
         """A version was made of some circles' turns."""
         for turn in record.circles:
-            self._circles.pop(turn.members, None)
+            under_way = self._circles.get(turn.members)
+            if under_way is not None and under_way.turn.turn == turn.turn:  # One that was dropped has begun anew.
+                del self._circles[turn.members]
 
     def failed(self, event: RoundVoid) -> str:
         """A sentence about an attempt that came to nothing."""
@@ -66,6 +68,11 @@ def age(turn: CircleRound) -> str:
     if not turn.staleness:
         return "from the newest version"
     return f"{turn.staleness} version{'s' if turn.staleness > 1 else ''} old"
+
+
+def joined(count: int) -> str:
+    """How many sites have work in the flush under way."""
+    return "1 site has joined" if count == 1 else f"{count} sites have joined"
 
 
 def merged(turns: list[CircleRound]) -> str:
@@ -98,16 +105,17 @@ def standing(record: StudyRecord, *, absent: Collection[str]) -> list[str]:
     if study is None or not study.rounds.is_buffered:
         return []
     taken = {circle.members: circle for circle in circle_turns(record)}
-    # Where circles follow from what sites declare, the record has those that were merged.
-    known = tuple(taken) if study.declares else study.circles()
+    known = record.circles
     if study.rounds.by_sites:
         known = tuple((site,) for site in sorted(study.study.roster))
     lines = []
     for sites in known:
         circle = taken.get(sites)
         told = f"{circle.turns if circle else 0} of at most {study.study.rounds} turns"
-        if circle is not None:
+        if circle is not None and circle.mean_age is not None:
             told += f", the last in version {circle.last}, on average {circle.mean_age:.1f} versions old"
+        if circle is not None and circle.dropped:
+            told += f"; {circle.dropped} dropped"
         missing = [site for site in sites if site in absent]
         if missing and record.outcome == "running":
             told += f"; waits for {', '.join(missing)}"

@@ -57,6 +57,7 @@ class AiFed(FedAvg):
     Settings = AiFedSettings
     settings: AiFedSettings
     defaults: ClassVar[Mapping[str, Any]] = {"rounds.mode": "buffered"}
+    counts_unsent = True  # "layers not sent count as the current global layer"
     notes: ClassVar[Mapping[str, str]] = {
         "consistency": "rc of each block: 1 if it sees the data after training as it did before",
         "threshold": "AT: blocks with a smaller rc were not sent",
@@ -70,6 +71,11 @@ class AiFed(FedAvg):
     def declares(self) -> bool:
         """No: what a site sends changes from round to round, and cannot be declared once."""
         return False
+
+    @property
+    def asks_circles(self) -> bool:
+        """With gating "public" only."""
+        return self.settings.gating == "public"
 
     @property
     def exceptions(self) -> tuple[str, ...]:

@@ -73,6 +73,9 @@ class Strategy(ABC):
     # Whether a site may share some of the requested blocks only. Otherwise one that leaves a block out is refused.
     # It may follow from the settings: those of an instance count.
     partial: bool = False
+    # Whether a site that leaves out a block counts in its mean as one that did not change it. Otherwise a block's mean
+    # is over those who sent it.
+    counts_unsent: ClassVar[bool] = False
     # For *combine*: whether nodes weigh their peers by the distance of their `features`.
     attention: ClassVar[bool] = False
     # Reserved blocks that the coordinator makes once (`ship`) and sends with the shared model. No node returns them.
@@ -104,6 +107,11 @@ class Strategy(ABC):
     def declares(self) -> bool:
         """Whether sites say which of the requested blocks they share, so that those who share alike can be together."""
         return self.partial
+
+    @property
+    def asks_circles(self) -> bool:
+        """Whether `asked` may leave out blocks: then there have to be circles that are asked."""
+        return type(self).asked is not Strategy.asked
 
     @property
     def weighs_by(self) -> str:

@@ -1,10 +1,10 @@
 """FedBuff (Nguyen et al., 2022): changes are added to the model as they come, old ones scaled down.
 
-w ← w + η_g·Σ_c share_c·Δ_c/√(1 + τ_c) over the circles of a flush
+w ← w + η_g·Σ_c β_c·Δ_c/√(1 + τ_c) over the circles of a flush
 
-The paper divides by the number K of updates in its buffer. Here each change counts by its circle's share of the study's
-sites, which is the same with η_g·(sites)/(sites in the buffer) in place of η_g. In synchronous rounds all circles come
-together and nothing is stale: FedAvg.
+The paper divides by the number K of updates in its buffer. Here each change counts by its circle's part β_c of what the
+study's sites weigh (`merging`): where all weigh alike, the same with η_g·(sites)/(sites in the buffer) in place of η_g.
+In synchronous rounds all circles come together and nothing is stale: FedAvg.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class FedBuff(FedAvg):
         """For `study show`."""
         return (
             *super().explain(),
-            "Each circle's mean change is added to the common model as soon as it is opened, in proportion to its "
-            "share of the sites and less if it is old. In synchronous rounds this is plain FedAvg.",
+            "Each circle's mean change is added to the common model as soon as it is opened, in proportion to what "
+            "its sites weigh and less if it is old. In synchronous rounds this is plain FedAvg.",
         )
 
     def merging(self, rounds: MergeSettings, *, largest: float) -> Merging:  # noqa: ARG002

@@ -4,21 +4,31 @@ Each circle trains from the newest version when it is free, so that others publi
 sum is opened it is `staleness` versions old. `Merging` makes of such arrivals the mean change that `Strategy.step` is
 given, as if all had been opened in one round:
 
-delta  rate·Σ_c share_c·d(τ_c)·Δ_c: each change counts once, by how much of the study it is. It is not divided by the
-       shares of those who came: where few circles arrive, the model takes a small step (FedBuff)
-cache  Σ_c share_c·d(τ_c)·(M_c − w) / Σ_c share_c·d(τ_c) over the last model M_c = base + Δ_c of every circle so far
-mix    w ← w + rate·d(τ_c)·(M_c − w), one arrival after the other (FedAsync)
+delta  rate·Σ_c β_c·d(τ_c)·Δ_c: each change counts once, by how much of the study it is. It is not divided by the
+       β of those who came: where few circles arrive, the model takes a small step (FedBuff)
+cache  Σ_c β_c·d(τ_c)·(M_c − w) / Σ_c β_c·d(τ_c) over the last model M_c = base + Δ_c of every circle so far
+mix    w ← w + rate·d(τ_c)·(M_c − w), one arrival after the other (FedAsync): an arrival counts alike, however many
+       sites it has and whatever they weigh
 
 τ_c counts the versions published since the one that circle c trained from; d makes old news count less. A block that a
-circle did not send counts as the global one: it adds no change, and in *cache* its share stays in the divisor. So it
-is with AiFed's layers, (6) with weights that add up to 1.
+circle did not send counts as the global one: it adds no change, and in *cache* its β stays in the divisor. So it is
+with AiFed's layers, (6) with weights that add up to 1.
+
+β_c is the circle's part of what all sites of the study weigh, so that circles which are all fresh merge to the ratio of
+sums that a synchronous round opens. What a circle weighs is opened with its sum, Σω, and so known of those that were
+heard. Whoever was not heard yet counts as sites that weigh what the others do on average:
+
+       β_c = share_c·ω_c / (Σ share·ω / Σ share), over the last arrival of every circle so far
+
+share_c is its part of the sites, ω_c = Σω/sites what one of them weighs on average. Where all weigh alike β_c is
+share_c, bit for bit. Of one flush Σ β is at most 1: a merged change is no larger than the changes that were opened.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -44,6 +54,7 @@ class Arrival:
     base: int  # the version it trained from
     staleness: int  # versions published since
     share: float  # its sites among all sites of the study
+    weight: float  # what one of them weighs on average, at most 1 (`encoding.weights.whole_weight`)
     change: Aggregate  # per block that was sent and opened, the mean of its sites' changes
 
     def __post_init__(self) -> None:
@@ -51,6 +62,8 @@ class Arrival:
             raise RoundError("circles, versions and staleness are counted from 0")
         if not 0 < self.share <= 1:  # Written so that NaN is refused too.
             raise RoundError(f"a circle is a share of the study's sites, above 0 and at most 1, not {self.share}")
+        if not 0 < self.weight <= 1:
+            raise RoundError(f"a site's weight is above 0 and at most 1, not {self.weight}")
 
     @property
     def version(self) -> int:
@@ -121,14 +134,13 @@ class Merging:
         """
         memory = _Memory.read(state)
         _require_news(arrivals, memory)
+        memory.hear(arrivals)
         if self.kind == "delta":
-            change = self._delta(current, arrivals)
+            change = self._delta(current, arrivals, memory)
         elif self.kind == "mix":
             change = self._mix(current, arrivals, bases)
         else:
             change = self._cache(current, arrivals, bases, memory)
-        for arrival in arrivals:
-            memory.bases[arrival.circle] = arrival.base
         edge = _below(self.largest)
         return Aggregate(
             {
@@ -137,10 +149,13 @@ class Merging:
             }
         ), memory.write(state)
 
-    def _delta(self, current: Blocks, arrivals: Sequence[Arrival]) -> dict[str, BlockMean]:
+    def _delta(self, current: Blocks, arrivals: Sequence[Arrival], memory: _Memory) -> dict[str, BlockMean]:
         merged: dict[str, BlockMean] = {}
+        parts = memory.parts()
+        whole = math.fsum(about.share for about in memory.about.values()) / math.fsum(parts.values())
         for arrival in sorted(arrivals, key=lambda each: each.circle):  # in whichever order they came
-            weight = np.float32(self.rate * arrival.share * discount(self.discount, arrival.staleness))
+            part = parts[arrival.circle] * whole
+            weight = np.float32(self.rate * part * discount(self.discount, arrival.staleness))
             for name in _opened(current, arrival):
                 block = arrival.change[name]
                 _add(merged, name, weight * block.mean, block.contributors)
@@ -167,14 +182,12 @@ class Merging:
             base = bases(arrival.base)
             names = _opened(current, arrival)
             memory.models[circle] = {name: base[name] + arrival.change[name].mean for name in names}
-            memory.about[circle] = _About(
-                base=arrival.base,
-                share=arrival.share,
-                contributors={name: arrival.change[name].contributors for name in names},
+            memory.about[circle] = replace(
+                memory.about[circle], contributors={name: arrival.change[name].contributors for name in names}
             )
         weights = {
-            circle: about.share * discount(self.discount, version - about.base)
-            for circle, about in sorted(memory.about.items())
+            circle: part * discount(self.discount, version - memory.about[circle].base)
+            for circle, part in sorted(memory.parts().items())
         }
         total = math.fsum(weights.values())
         merged: dict[str, BlockMean] = {}
@@ -209,16 +222,17 @@ def with_own_part(state: State, own: State) -> State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _About:
-    """Of a circle's last model."""
+    """Of a circle's last arrival."""
 
     base: int
     share: float
-    contributors: Mapping[str, int]  # by block
+    weight: float = 1.0
+    contributors: Mapping[str, int] = field(default_factory=dict)  # by block of its model, where that is kept
 
 
 @dataclass(slots=True, kw_only=True)
 class _Memory:
-    """What merging remembers: per circle the base of its last arrival and, for *cache*, its last model."""
+    """What merging remembers: per circle its last arrival's base and weight and, for *cache*, its last model."""
 
     bases: dict[int, int] = field(default_factory=dict)
     about: dict[int, _About] = field(default_factory=dict)
@@ -237,6 +251,20 @@ class _Memory:
             },
         )
 
+    def hear(self, arrivals: Sequence[Arrival]) -> None:
+        """Note who arrived."""
+        for arrival in arrivals:
+            self.bases[arrival.circle] = arrival.base
+            self.about[arrival.circle] = _About(base=arrival.base, share=arrival.share, weight=arrival.weight)
+
+    def parts(self) -> dict[int, float]:
+        """By circle that was heard, how much all its sites weigh, in proportion.
+
+        As parts of the largest weight, which are 1 to the last bit where sites weigh alike.
+        """
+        largest = max(about.weight for about in self.about.values())
+        return {circle: about.share * (about.weight / largest) for circle, about in self.about.items()}
+
     def write(self, state: State) -> State:
         own = own_part(state)
         kept = {
@@ -245,6 +273,7 @@ class _Memory:
                 str(circle): {
                     "base": about.base,
                     "share": about.share,
+                    "weight": about.weight,
                     "contributors": dict(about.contributors),
                 }
                 for circle, about in sorted(self.about.items())

@@ -124,7 +124,13 @@ def _require_sites(rounds: RoundsSection, strategy: Strategy, protection: _Prote
         )
     # A change counts once and is then forgotten. Whatever keeps or moves towards a site's model would have to open it.
     merging = strategy.merging(rounds.merging, largest=1.0)
-    if merging.kind != "delta" or type(strategy).asked is not Strategy.asked:
+    if strategy.asks_circles:
+        raise SettingsError(
+            f'strategy {strategy.name!r} asks whole circles for some of the blocks, and rounds.unit = "site" has none',
+            advice='let each site send all blocks, or decide itself (aifed: gating "none", "rank" or "site"), or write '
+            'rounds.unit = "circle"',
+        )
+    if merging.kind != "delta":
         raise SettingsError(
             f'rounds.unit = "site" adds up changes, and strategy {strategy.name!r} merges otherwise here',
             advice='write rounds.merge = "delta", or a strategy that leaves the merging to the study',

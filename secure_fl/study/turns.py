@@ -8,7 +8,7 @@ member has uploaded. Opened turns rest in a buffer until a flush makes the next 
 
 A flush is due when enough turns are in the buffer, when the oldest has waited long enough, or when nobody is left who
 could bring another. A circle has one turn at a time, so nobody is asked to train twice at once, and a slow circle never
-holds up another one.
+holds up another one. A circle that can never be complete again is retired: nothing waits for it any more.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Turns:
         self._next = dict.fromkeys(range(circles), 1)  # by circle: the number of its next turn
         self._under_way: dict[int, Turn] = {}
         self._buffer: list[tuple[Turn, float]] = []  # with when each was opened
+        self._retired: frozenset[int] = frozenset()
 
     def resume(self, *, version: int, taken: dict[int, int], under_way: Collection[Turn]) -> None:
         """Take up where a study stands: the current version, turns that circles have taken, and those under way."""
@@ -62,8 +63,15 @@ class Turns:
         """Whether there will be no further flush."""
         if self.version >= self.pace.flushes:
             return True
-        exhausted = all(number > self.pace.turns for number in self._next.values())
-        return exhausted and not self._under_way and not self._buffer
+        return not self._buffer and not self._more_may_come()
+
+    def retire(self, circle: int) -> None:
+        """A circle can never be complete again. Nobody waits for its turn, and it begins no other."""
+        self._retired |= {circle}
+
+    def is_retired(self, circle: int) -> bool:
+        """Whether nobody waits for a circle any more."""
+        return circle in self._retired
 
     def under_way(self, circle: int) -> Turn | None:
         """A circle's turn that is not opened yet."""
@@ -77,7 +85,7 @@ class Turns:
     def begin(self, circle: int) -> Turn | None:
         """A free circle's next turn, from the newest version; None where it has taken all, or the study is over."""
         busy = circle in self._under_way or any(turn.circle == circle for turn, _ in self._buffer)
-        if busy or self.is_over or self._next[circle] > self.pace.turns:
+        if busy or self.is_over or circle in self._retired or self._next[circle] > self.pace.turns:
             return None
         number = self._next[circle]
         turn = Turn(circle=circle, number=number, base=0 if self._declared and number == 1 else self.version)
@@ -94,7 +102,7 @@ class Turns:
         return True
 
     def given_up(self, turn: Turn) -> None:
-        """A turn came to nothing for good."""
+        """A turn came to nothing for good: it is too stale, or its circle is retired."""
         self._end(turn)
 
     def is_stale(self, turn: Turn) -> bool:
@@ -112,15 +120,21 @@ class Turns:
         return tuple(turn for turn, _ in self._buffer)
 
     def _more_may_come(self) -> bool:
-        busy = {turn.circle for turn, _ in self._buffer}
-        return bool(self._under_way) or any(
-            number <= self.pace.turns for circle, number in self._next.items() if circle not in busy
+        """Whether a circle that has nothing in the buffer may bring something."""
+        out = self._retired | {turn.circle for turn, _ in self._buffer}
+        return any(
+            circle in self._under_way or number <= self.pace.turns
+            for circle, number in self._next.items()
+            if circle not in out
         )
 
-    def flushed(self, turns: Collection[Turn]) -> None:
-        """These have become the next version."""
-        self._buffer = [(turn, when) for turn, when in self._buffer if turn not in turns]
+    def flushed(self, turns: Collection[Turn]) -> tuple[Turn, ...]:
+        """These have become the next version. Returns those that it made too stale: they came while it was made."""
         self.version += 1
+        self.forget(turns)
+        stale = tuple(turn for turn, _ in self._buffer if self.is_stale(turn))
+        self.forget(stale)
+        return stale
 
     def forget(self, turns: Collection[Turn]) -> None:
         """These came to nothing although they were opened."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -81,6 +82,18 @@ def test_a_flush_of_all_sites_is_the_synchronous_run(federation: Federation) -> 
     _, found = run(federation, Method(name="sites", circles="sites", merge=delta, buffer=SITES, one_sum=True))
     _, synchronous = run(federation, Method(name="sync", circles="sites", drawn=1.0))
     assert same(found, synchronous)
+
+
+@pytest.mark.parametrize("kind", ["cache", "delta"])
+def test_circles_that_wait_for_each_other_are_the_synchronous_run(
+    federation: Federation, kind: Literal["cache", "delta"]
+) -> None:
+    """What circles weigh against each other is what their sites weigh: sites here have rows of unlike number."""
+    waiting = Method(name="waiting", drawn=1.0, merge=MergeSettings(kind=kind))
+    _, found = run(federation, waiting)
+    _, expected = run(federation, METHODS["sync"])
+    for name, vector in expected.items():
+        np.testing.assert_allclose(found[name], vector, rtol=0, atol=1e-5)
 
 
 def test_single_sites_come_when_they_are_done_and_old_work_weighs_less(federation: Federation) -> None:

@@ -11,6 +11,7 @@ from secure_fl.cli.run import _print
 from secure_fl.events import Answered, Event, RoundCommitted, RoundStarted, RoundVoid, SatOut, TurnBegun
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import summarise
+from secure_fl.results.turns import circle_turns
 from secure_fl.rounds import RoundKind
 from secure_fl.simulation.progress import RunProgress, describe_round
 from secure_fl.simulation.turn_progress import TurnsUnderWay, standing
@@ -99,12 +100,29 @@ def test_a_run_speaks_of_turns_and_versions(capsys: pytest.CaptureFixture[str]) 
     assert len(said) == 3
 
 
+def test_a_run_of_single_sites_says_how_many_have_joined_the_next_version(capsys: pytest.CaptureFixture[str]) -> None:
+    begins = RoundStarted(study_id="s", round=1, attempt=1, kind=RoundKind.TRAIN, invited=8)
+    flushed = version(1, *(turn((name,), 1, 0, 0) for name in FIRST[:3]))
+    with RunProgress(rounds=4, quiet=False, buffered=True, by_sites=True) as progress:
+        (bar,) = progress._progress.tasks
+        progress.listen(begins)
+        assert bar.description == "version 1"
+        for name in (*FIRST[:3], FIRST[0]):  # Every site answers once for each phase.
+            progress.listen(answered(name))
+        assert bar.description == "version 1: 3 sites have joined"
+        progress.listen(RoundCommitted(study_id="s", record=flushed))
+        progress.listen(replace(begins, round=2))
+        progress.listen(replace(answered(FIRST[0]), round=2))
+        assert bar.description == "version 2: 1 site has joined"
+    assert "version   1/4  3 sites" in capsys.readouterr().err
+
+
 def record_of(*rounds: RoundRecord, mode: str = "buffered") -> StudyRecord:
     roster = {name: f"{index:064x}" for index, name in enumerate(NAMES)}
     study = Study.parse({"study": {"rounds": 9, "roster": roster}, "rounds": {"mode": mode, "flushes": 20}})
     return StudyRecord(
         study="s", study_id=study.id, task="digits", strategy="fedavg", protection="masked", planned_rounds=20,
-        roster=NAMES, rounds=rounds, settings=study.canonical().decode(),
+        roster=NAMES, rounds=rounds, settings=study.canonical().decode(), circles=(FIRST, SECOND),
     )  # fmt: skip
 
 
@@ -117,6 +135,32 @@ def test_status_says_where_each_circle_is_and_who_is_missing() -> None:
     ended = replace(record, outcome="finished")
     assert not any("waits" in line for line in standing(ended, absent=NAMES))
     assert standing(record_of(mode="sync"), absent=[]) == []
+
+
+def test_a_circle_that_is_never_heard_is_shown_with_what_was_dropped() -> None:
+    late = replace(turn(FIRST, 1, 0, 9), opened=False, reason="StaleTurn")
+    entry = replace(version(2, turn(SECOND, 2, 1, 0)), circles=(turn(SECOND, 2, 1, 0), late))
+    record = record_of(version(1, turn(SECOND, 1, 0, 0)), entry)
+    first, second = circle_turns(record)
+    assert (first.members, first.turns, first.dropped, first.share, first.oldest) == (FIRST, 0, 1, 0.0, None)
+    assert (second.members, second.turns, second.dropped, second.share) == (SECOND, 2, 0, 1.0)
+    line = describe_round(entry, planned=20, buffered=True)
+    assert "turn 2 of the circle of site-05, from the newest version" in line
+    assert line.endswith("(of version 1)  dropped: turn 1 of the circle of site-01")
+    assert "0 of at most 9 turns; 1 dropped" in standing(record, absent=[])[0]
+    assert [circle["dropped"] for circle in summarise(record, engine="threads", seconds=1.0, report="")["circles"]] == [
+        1,
+        0,
+    ]
+
+
+def test_a_turn_that_began_after_another_was_dropped_is_still_shown() -> None:
+    turns = TurnsUnderWay()
+    turns.begun(begun(FIRST, 1, version=0))
+    turns.begun(begun(FIRST, 2, version=9))
+    late = replace(turn(FIRST, 1, 0, 9), opened=False, reason="StaleTurn")
+    turns.committed(replace(version(10), circles=(late,)))
+    assert "turn 2, from version 9" in str(turns)
 
 
 def test_a_summary_counts_the_turns_of_circles() -> None:

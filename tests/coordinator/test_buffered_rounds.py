@@ -74,7 +74,7 @@ def trained(record: StudyRecord) -> list[RoundRecord]:
 
 def turns_of(record: StudyRecord) -> list[tuple[str, int, int]]:
     """Per merged turn: its circle's first site, its number, and how stale it was."""
-    merged = [circle for entry in trained(record) for circle in entry.circles]
+    merged = [circle for entry in trained(record) for circle in entry.circles if circle.opened]
     return [(turn.members[0], turn.turn or 0, turn.staleness or 0) for turn in merged]
 
 
@@ -98,21 +98,24 @@ def oracle(fed: Federation, record: StudyRecord) -> Blocks:
     """The last version, from the first one and the record's turns: what FakeTraining makes of a site, a turn and a
     model is known, and so is what a flush of changes does.
     """
-    study = fed.study
-    start = start_of(tasks.create(study.task.name, study.task.settings), study.make_strategy(), study.study.seed)
-    versions: list[Blocks] = [start.blocks]
+    versions: list[Blocks] = [first_version(fed)]
     for entry in trained(record):
         current = dict(versions[-1])
         for turn in entry.circles:
             assert turn.base is not None
             assert turn.staleness == len(versions) - 1 - turn.base
-            changes = [_update(site, turn.turn or 0, versions[turn.base]) for site in turn.members]
+            changes = [update_of(site, turn.turn or 0, versions[turn.base]) for site in turn.members]
             weight = len(turn.members) / len(fed.names) * discount("root", turn.staleness)
             for name in tuple(current):
                 mean = np.mean([change[name] for change in changes], axis=0)
                 current[name] = (current[name] + weight * mean).astype(np.float32)
         versions.append(current)
     return versions[-1]
+
+
+def first_version(fed: Federation) -> Blocks:
+    study = fed.study
+    return start_of(tasks.create(study.task.name, study.task.settings), study.make_strategy(), study.study.seed).blocks
 
 
 def last_version(fed: Federation) -> Blocks:
@@ -124,7 +127,7 @@ def last_version(fed: Federation) -> Blocks:
     return start.layout.unflatten((fed.workspace.study_state / "objects" / stored.object.hex()).read_bytes())
 
 
-def _update(site: str, number: int, received: Blocks) -> Blocks:
+def update_of(site: str, number: int, received: Blocks) -> Blocks:
     seed = int.from_bytes(hashlib.sha256(f"{site}/{number}".encode()).digest()[:8], "little")
     rng = np.random.default_rng(seed)
     return {

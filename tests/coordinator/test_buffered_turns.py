@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import coordinator.attempts
@@ -16,9 +17,21 @@ from node.config import NodeFile
 from node.privacy import plan_here
 from node.training.jobs import Job, Result
 from secure_fl.results.record import RoundRecord, StudyRecord
+from secure_fl.results.turns import circle_turns
 from secure_fl.rounds import RoundKind
 from tests.attacks.test_attacks import EvilCoordinator, against_a_node
-from tests.coordinator.test_buffered_rounds import FIRST, ROUNDS, SECOND, SlowTraining, play, trained, turns_of
+from tests.coordinator.test_buffered_rounds import (
+    FIRST,
+    ROUNDS,
+    SECOND,
+    SlowTraining,
+    first_version,
+    last_version,
+    play,
+    trained,
+    turns_of,
+    update_of,
+)
 from tests.support.budgets import PRIVACY, Counting, computed, counted, entries_of
 from tests.support.federation import Federation
 from tests.support.training import FakeTraining, Faults
@@ -83,6 +96,32 @@ def test_a_flush_of_several_turns_has_the_mean_of_all_their_sites(tmp_path: Path
     assert buffered.mean_loss == pytest.approx(sync.mean_loss, abs=1e-12)
     assert buffered.mean_loss is not None
     assert buffered.mean_loss == pytest.approx(0.5, abs=1e-3)  # Of one circle it would be 0.25 or 0.75.
+
+
+@pytest.mark.parametrize("merge", ["cache", "delta"])
+def test_a_flush_of_all_fresh_circles_makes_the_model_of_a_synchronous_round(tmp_path: Path, merge: str) -> None:
+    """Sites of the second circle weigh less, and so does the circle."""
+    made = {}
+    for mode in ("buffered", "sync"):
+        rounds = {**ROUNDS, "mode": mode, "merge": merge, "buffer": 2, "flush_after": 20}
+        _, fed = run(
+            tmp_path / mode,
+            measuring(),
+            rounds=rounds,
+            protection={"reference_samples": 90},
+            study={"rounds": 1},
+        )
+        made[mode] = last_version(fed)
+    step = (fed.study.protection.clip or 1.0) / 2 ** (fed.study.protection.bits - 1)
+    for name, vector in made["buffered"].items():
+        np.testing.assert_allclose(vector, made["sync"][name], rtol=0, atol=2 * step)
+    weights = {name: 64 if name in FIRST else 46 for name in EVERYBODY}  # 45 of 90 samples, and the floor of four
+    first = first_version(fed)
+    changes = [update_of(name, 1, first) for name in EVERYBODY]
+    for name, vector in made["buffered"].items():
+        mean = np.average([change[name] for change in changes], axis=0, weights=list(weights.values()))
+        np.testing.assert_allclose(vector, first[name] + mean, rtol=0, atol=2 * step)
+        assert np.abs(mean - np.mean([change[name] for change in changes], axis=0)).max() > 10 * step
 
 
 def test_a_turn_records_when_it_began_when_uploads_came_and_which_blocks_were_sent(tmp_path: Path) -> None:
@@ -289,6 +328,48 @@ def test_a_circle_that_is_not_complete_begins_from_the_newest_version_once_it_is
     bases = {turn.turn: turn.base for entry in trained(record) for turn in entry.circles if turn.members == FIRST}
     assert set(bases) == set(range(1, 8))
     assert (bases[1] or 0) >= 4
+
+
+def test_a_circle_that_is_gone_for_good_does_not_cost_the_study(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            if name != FIRST[0]:
+                fed.start_node(name)
+        return await fed.coordinate()
+
+    rounds = {"flushes": 50, "patience": 1, "deadline": 2, "phase_deadline": 1}
+    record, _ = play(tmp_path, scenario, rounds=rounds, turns=3)
+    assert record.outcome == "finished"
+    assert [turn.turn for entry in trained(record) for turn in entry.circles] == [1, 2, 3]
+    assert record.rounds[-1].kind is RoundKind.EVALUATE
+    assert set(record.rounds[-1].cohort) == set(SECOND)
+    assert {circle.members: circle.turns for circle in circle_turns(record)} == {FIRST: 0, SECOND: 3}
+
+
+def test_what_was_too_stale_is_in_the_record_with_its_bytes(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            fed.start_node(name, executor=SlowTraining(0.8 if name in FIRST else 0.02))
+        return await fed.coordinate()
+
+    record, fed = play(tmp_path, scenario, rounds={"flushes": 30, "staleness": 1, "buffer": 1}, turns=15)
+    slow = next(circle for circle in circle_turns(record) if circle.members == FIRST)
+    dropped = [turn for entry in trained(record) for turn in entry.circles if not turn.opened]
+    assert dropped
+    assert slow.dropped == len(dropped)
+    assert {(turn.members, turn.reason) for turn in dropped} == {(FIRST, "StaleTurn")}
+    # Bytes of what was dropped count where the circle is heard next.
+    heard = [entry for entry in trained(record) if any(t.members == FIRST and t.opened for t in entry.circles)]
+    once = min(entry.bytes_up for entry in trained(record))
+    assert sum(entry.bytes_up for entry in heard) >= 0.9 * once * (
+        len(heard)
+        + sum(
+            turn.turn < max(t.turn or 0 for e in heard for t in e.circles if t.members == FIRST)
+            for turn in dropped
+            if turn.turn
+        )
+    )
+    assert StudyRecord.load(fed.workspace.study_state / "record.json") == record
 
 
 def void(fed: Federation, number: int) -> bool:

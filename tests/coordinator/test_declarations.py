@@ -91,7 +91,14 @@ def test_sites_of_one_depth_are_in_one_circle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("point", "occurrence"),
-    [("before:add_answer", 3), ("after:add_answer", 8), ("after:close_phase", 1), ("before:begin_attempt", 2)],
+    [
+        ("before:add_answer", 3),
+        ("after:add_answer", 8),
+        ("after:close_phase", 1),
+        ("before:abort_attempt", 1),
+        ("after:abort_attempt", 1),
+        ("before:begin_attempt", 2),
+    ],
 )
 def test_the_coordinator_is_killed_while_sites_declare(tmp_path: Path, point: str, occurrence: int) -> None:
     async def scenario(fed: Federation, trained: list[tuple[str, int]]) -> StudyRecord | None:

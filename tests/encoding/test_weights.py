@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fl.encoding.weights import WEIGHT_UNITS, quantise_weight, weight_floor
+from secure_fl.encoding.integers import BlockSum
+from secure_fl.encoding.metrics import METRICS_BLOCK
+from secure_fl.encoding.weights import WEIGHT_UNITS, quantise_weight, weight_floor, whole_weight
 from secure_fl.errors import DataError
 from secure_fl.protect.release.guard import check_release
 from tests.protect.laws import law
@@ -91,3 +94,13 @@ def test_without_a_reference_everybody_counts_the_same() -> None:
 def test_a_site_without_samples_has_no_weight(count: int) -> None:
     with pytest.raises(DataError):
         quantise_weight(count, reference_samples=None, min_cohort=3, colluders=1)
+
+
+def test_what_all_sites_of_an_opened_sum_weigh() -> None:
+    def block(weight: int, contributors: int) -> BlockSum:
+        return BlockSum(total=np.zeros(1, np.int64), weight=weight, contributors=contributors)
+
+    assert whole_weight({"layer": block(144, 3)}, sites=3) == 144
+    assert whole_weight({"layer": block(96, 2), METRICS_BLOCK: block(144, 3)}, sites=3) == 144  # of more sites
+    assert whole_weight({"layer": block(96, 2)}, sites=3) == 144  # The third counts as they do on average.
+    assert whole_weight({}, sites=3) == 3 * 64

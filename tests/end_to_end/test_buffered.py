@@ -18,6 +18,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Blocks
 from secure_fl.encoding.metrics import METRICS_BLOCK
 from secure_fl.encoding.update import decode_sums
+from secure_fl.encoding.weights import WEIGHT_UNITS, whole_weight
 from secure_fl.protect.sealed.terms import Terms
 from secure_fl.results.record import CircleRound, RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
@@ -131,7 +132,7 @@ def wait_for_the_other_circle(run: Buffered, versions: int) -> None:
 def check(run: Buffered, record: StudyRecord) -> None:
     """No turn is lost or merged twice, nobody waited for the other circle, and every version is what it should be."""
     assert record.outcome == "finished"
-    merged = [(entry.number, circle) for entry in trained(record) for circle in entry.circles]
+    merged = [(entry.number, circle) for entry in trained(record) for circle in entry.circles if circle.opened]
     turns = run.study.study.rounds
     for members in (FIRST, SECOND):
         assert [turn.turn for _, turn in merged if turn.members == members] == list(range(1, turns + 1))
@@ -186,7 +187,7 @@ def check_versions(run: Buffered, record: StudyRecord) -> None:
     state = State()
     store = Store.in_folder(run.fed.workspace.coordinator_state)
     for entry in trained(record):
-        arrivals = [_arrival(run, resolved, turn, version=len(versions) - 1) for turn in entry.circles]
+        arrivals = [_arrival(run, resolved, turn, version=len(versions) - 1) for turn in entry.circles if turn.opened]
         means, remembered = merging.merged(versions[-1], arrivals, versions.__getitem__, state)
         blocks, own = strategy.step(versions[-1], means, own_part(remembered))
         versions.append(blocks)
@@ -208,6 +209,7 @@ def _arrival(run: Buffered, resolved: ResolvedStudy, turn: CircleRound, *, versi
         base=turn.base,
         staleness=turn.staleness,
         share=len(turn.members) / 8,
+        weight=whole_weight(sums, sites=len(turn.members)) / (WEIGHT_UNITS * len(turn.members)),
         change=decode_sums(sums, resolved.codec),
     )
 

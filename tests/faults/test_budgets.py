@@ -16,6 +16,7 @@ from secure_fl.privacy.events import NoisySteps
 from secure_fl.privacy.ledger import read_site_ledger
 from secure_fl.privacy.spending import Plan, spent
 from secure_fl.results.record import StudyRecord
+from secure_fl.rounds import RoundKind
 from tests.coordinator.test_declarations import SETTINGS as CELLS
 from tests.coordinator.test_declarations import Depth
 from tests.faults.test_kill import wait_for
@@ -233,6 +234,33 @@ def test_a_site_takes_part_in_as_many_rounds_as_its_limit_allows_and_the_other_c
     assert [VICTIM in entry.cohort for entry in record.rounds] == [True, True, False, True]
     assert len(record.rounds[2].cohort) == 4
     assert "of the data set's privacy budget" in caplog.text
+
+
+def test_circles_that_do_not_wait_finish_without_one_whose_budget_is_used_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once: neither their turns, nor a flush that would have two, nor the study's end wait for it."""
+    trained: list[Job] = []
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        limit = enough_for(plan_of(fed, VICTIM), 2)
+        fed.set_policy(VICTIM, epsilon=limit.epsilon, delta=limit.delta)
+        for name in fed.names:
+            fed.start_node(name, executor=Counting(trained))
+        record = await fed.coordinate()
+        assert refusals(fed, VICTIM) == [(3, "BudgetExceeded")]
+        return record
+
+    rounds = {**SETTINGS["rounds"], "mode": "buffered", "buffer": 2, "flushes": 9, "patience": 86400}
+    record = play(tmp_path, scenario, nodes=8, study={"rounds": 4}, rounds=rounds)
+    assert record is not None
+    assert record.outcome == "finished"
+    turns = [turn for entry in record.rounds for turn in entry.circles if turn.turn is not None and turn.opened]
+    assert sorted(turn.turn or 0 for turn in turns if VICTIM in turn.members) == [1, 2]
+    assert sorted(turn.turn or 0 for turn in turns if VICTIM not in turn.members) == [1, 2, 3, 4]
+    assert record.rounds[-1].kind is RoundKind.EVALUATE
+    assert VICTIM in record.rounds[-1].cohort  # A measurement costs no budget.
+    assert "trains no more: a site's privacy budget is used up" in caplog.text
 
 
 def test_a_study_that_cannot_go_on_without_the_site_ends_and_says_why(tmp_path: Path) -> None:

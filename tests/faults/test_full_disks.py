@@ -164,7 +164,7 @@ def test_an_upload_finds_no_room_in_the_spool(tmp_path: Path, disk: FullDisk) ->
     with pytest.raises(StorageError):
         receive(b"content")
     with pytest.raises(StorageError):
-        files.put(b"object")
+        files.put(b"object", attempt="1-1")
     assert _files(tmp_path) == []
     disk.folders.clear()
     receive(b"content")

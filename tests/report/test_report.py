@@ -444,9 +444,9 @@ def test_turns_of_circles_are_drawn_and_counted() -> None:
     record = buffered()
     page = render(record, summary(record))
     Page(page)
-    assert [row[:1] + row[2:6] for row in rows(page, "Turns of each circle")] == [
-        ["1", "2", "67%", "0.0", "0"],
-        ["2", "1", "33%", "2.0", "2"],
+    assert [row[:1] + row[2:7] for row in rows(page, "Turns of each circle")] == [
+        ["1", "2", "0", "67%", "0.0", "0"],
+        ["2", "1", "0", "33%", "2.0", "2"],
     ]
     assert "version 3: turn 1 of circle 2, begun from version 0" in page
     assert "1 turns were 2 versions old" in page

@@ -43,8 +43,10 @@ def opened(contributors: int = 3, **means: Sequence[float] | Vector) -> Aggregat
     )
 
 
-def arrival(circle: int, change: Aggregate, *, base: int = 0, staleness: int = 0, share: float = 1.0) -> Arrival:
-    return Arrival(circle=circle, base=base, staleness=staleness, share=share, change=change)
+def arrival(
+    circle: int, change: Aggregate, *, base: int = 0, staleness: int = 0, share: float = 1.0, weight: float = 1.0
+) -> Arrival:
+    return Arrival(circle=circle, base=base, staleness=staleness, share=share, weight=weight, change=change)
 
 
 def merging(kind: Any = "cache", **own: Any) -> Merging:
@@ -98,6 +100,70 @@ def test_circles_that_are_all_fresh_are_averaged_by_their_share(
 
 
 @law
+@given(vectors, st.lists(st.tuples(vectors, st.integers(3, 9), st.integers(37, 64)), min_size=1, max_size=4))
+@pytest.mark.parametrize("kind", ["cache", "delta"])
+def test_circles_that_are_all_fresh_are_the_ratio_of_sums_of_a_synchronous_round(
+    kind: str, current: Vector, circles: list[tuple[Vector, int, int]]
+) -> None:
+    sites = sum(size for _, size, _ in circles)
+    arrivals = [
+        arrival(number, opened(layer=change), share=size / sites, weight=weight / 64)
+        for number, (change, size, weight) in enumerate(circles)
+    ]
+    expected = np.average(
+        [change.astype(float) for change, _, _ in circles],
+        axis=0,
+        weights=[size * weight for _, size, weight in circles],
+    )
+    found = mean_of(merging(kind), {"layer": current}, arrivals)["layer"]
+    np.testing.assert_allclose(found.mean, expected, atol=1e-5)
+
+
+@law
+@given(
+    vectors,
+    st.lists(st.tuples(vectors, st.integers(0, 5), st.floats(0.01, 0.3), st.integers(0, 2)), min_size=1, max_size=5),
+    st.floats(0.01, 1),
+)
+@pytest.mark.parametrize("kind", ["cache", "delta", "mix"])
+def test_where_all_weigh_alike_it_does_not_matter_how_much(
+    kind: str, current: Vector, circles: list[tuple[Vector, int, float, int]], weight: float
+) -> None:
+    """To the last bit: also over several flushes, with what is remembered."""
+    bases = {version: {"layer": current + np.float32(version)} for version in range(9)}
+    states = [State(), State()]
+    for flush in range(3):
+        version = 5 + flush
+        found = []
+        for place, each in enumerate((1.0, weight)):
+            arrivals = [
+                arrival(number, opened(layer=change), base=version - age, staleness=age, share=share, weight=each)
+                for number, (change, age, share, comes) in enumerate(circles)
+                if comes == flush
+            ]
+            if arrivals:
+                how = merging(kind)
+                mean, states[place] = how.merged(bases[version], arrivals, bases.__getitem__, states[place])
+                found.append(mean["layer"].mean.tobytes() if mean else b"")
+        assert len(set(found)) <= 1
+
+
+@law
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 64)), min_size=1, max_size=12),
+    st.lists(st.integers(1, 9), min_size=4, max_size=4),
+)
+def test_no_flush_is_more_than_the_changes_in_it(turns: list[tuple[int, int]], sizes: list[int]) -> None:
+    """Whatever circles weigh and weighed before: what is added up is an average of changes, or less."""
+    current, state = model(0.0), State()
+    for base, (circle, weight) in enumerate(turns):
+        share = sizes[circle] / sum(sizes)
+        came = [arrival(circle, opened(layer=[1.0]), base=base, share=share, weight=weight / 64)]
+        mean, state = merging("delta").merged(current, came, lambda _: current, through_disk(state))
+        assert 0 < mean["layer"].mean[0] <= 1
+
+
+@law
 @given(
     vectors,
     st.lists(st.tuples(vectors, st.integers(0, 5), st.floats(0.01, 0.3)), min_size=2, max_size=5),
@@ -148,8 +214,8 @@ def test_without_the_cut_a_site_would_refuse_the_model() -> None:
 
 # --- numbers by hand --------------------------------------------------------------------------------------------
 
-# AiFed: n = (100, 200, 100), ages 0, 1, 3, LIR = (2, 1, 1.5). n·LIR is the sites' own weight, here the circles' share.
-WEIGHTS = [share / 550 for share in (200, 200, 150)]
+# AiFed: n = (100, 200, 100), ages 0, 1, 3, LIR = (2, 1, 1.5). n·LIR is the sites' own weight, as parts of 200.
+WEIGHTS = [own / 200 for own in (200, 200, 150)]
 AGES = (0, 1, 3)
 
 
@@ -161,9 +227,10 @@ def aged(models: Sequence[float | None]) -> list[Arrival]:
             opened() if there is None else opened(layer=[there - 1]),
             base=3 - age,
             staleness=age,
-            share=share,
+            share=1 / 3,
+            weight=weight,
         )
-        for circle, (there, share, age) in enumerate(zip(models, WEIGHTS, AGES, strict=True))
+        for circle, (there, weight, age) in enumerate(zip(models, WEIGHTS, AGES, strict=True))
     ]
 
 
@@ -192,6 +259,17 @@ def test_delta_adds_what_came_by_its_share_and_age() -> None:
     found = mean_of(merging("delta", rate=2.0), current, arrivals)["layer"]
     assert found.mean.tolist() == [0.5, 0.5]
     assert found.contributors == 6
+
+
+def test_delta_weighs_a_circle_against_all_that_were_heard() -> None:
+    """Two circles of half the sites each, one of which weighs a third of the other: 3/4 and 1/4 of the study."""
+    how, current = merging("delta"), model(0.0)
+    state, found = State(), []
+    for circle, base, weight in ((0, 0, 0.75), (1, 0, 0.25), (0, 1, 0.75)):
+        came = [arrival(circle, opened(layer=[1.0]), base=base, share=0.5, weight=weight)]
+        mean, state = how.merged(current, came, lambda _: current, through_disk(state))
+        found.extend(mean["layer"].mean.tolist())
+    assert found == [0.5, 0.25, 0.75]  # When nobody else was heard, the others counted as much.
 
 
 def test_mix_goes_a_part_of_the_way_to_each_model_in_turn() -> None:
@@ -300,6 +378,9 @@ def test_what_does_not_fit_is_refused() -> None:
     for share in (0.0, 1.5, float("nan")):
         with pytest.raises(RoundError, match="share"):
             arrival(0, opened(), share=share)
+    for weight in (0.0, 1.5, float("nan")):
+        with pytest.raises(RoundError, match="weight"):
+            arrival(0, opened(), weight=weight)
     with pytest.raises(RoundError, match="counted from 0"):
         arrival(0, opened(), staleness=-1)
     with pytest.raises(SettingsError, match="beyond it"):

@@ -32,6 +32,7 @@ class Circles(RuleBasedStateMachine):
         self.resting: list[Turn] = []
         self.merged: list[Turn] = []
         self.dropped: list[Turn] = []
+        self.retired: set[int] = set()
         self.version = 0
 
     @rule(circle=st.integers(0, 3))
@@ -43,6 +44,7 @@ class Circles(RuleBasedStateMachine):
         assert turn.circle not in {resting.circle for resting in self.resting}
         assert turn.base == self.version, "from the newest version"
         assert 1 <= turn.number <= self.pace.turns
+        assert turn.circle not in self.retired
         self.under_way[turn.circle] = turn
 
     @rule(circle=st.integers(0, 3), later=st.floats(0, 3))
@@ -51,21 +53,43 @@ class Circles(RuleBasedStateMachine):
         turn = self.under_way.pop(circle % self.count, None)
         if turn is None:
             return
-        stale = self.pace.staleness is not None and self.version - turn.base > self.pace.staleness
-        assert self.turns.opened(turn, now=self.now) is not stale
-        (self.dropped if stale else self.resting).append(turn)
+        assert self.turns.opened(turn, now=self.now) is not self.is_stale(turn)
+        (self.dropped if self.is_stale(turn) else self.resting).append(turn)
 
-    @rule(later=st.floats(0, 3))
-    def flushes(self, later: float) -> None:
+    def is_stale(self, turn: Turn) -> bool:
+        return self.pace.staleness is not None and self.version - turn.base > self.pace.staleness
+
+    @rule(later=st.floats(0, 3), meanwhile=st.none() | st.integers(0, 3))
+    def flushes(self, later: float, meanwhile: int | None) -> None:
+        """A version takes time to make: `meanwhile` another circle may open."""
         self.now += later
         due = self.turns.due(now=self.now)
         if not due:
             return
         assert list(due) == self.resting, "all that rest, oldest first"
-        self.turns.flushed(due)
+        assert not any(map(self.is_stale, due))
+        if meanwhile is not None:
+            self.opens(meanwhile, 0.0)
+        late = self.turns.flushed(due)
         self.merged += due
-        self.resting.clear()
         self.version += 1
+        self.resting = [turn for turn in self.resting if turn not in due]
+        assert list(late) == [turn for turn in self.resting if self.is_stale(turn)]
+        self.dropped += late
+        self.resting = [turn for turn in self.resting if turn not in late]
+
+    @rule(circle=st.integers(0, 3))
+    def is_given_up(self, circle: int) -> None:
+        """One of its sites will never be back. What it has under way may still open, or come to nothing."""
+        self.retired.add(circle % self.count)
+        self.turns.retire(circle % self.count)
+
+    @rule(circle=st.integers(0, 3))
+    def comes_to_nothing(self, circle: int) -> None:
+        turn = self.under_way.get(circle % self.count)
+        if turn is not None and (self.is_stale(turn) or turn.circle in self.retired):
+            self.turns.given_up(self.under_way.pop(turn.circle))
+            self.dropped.append(turn)
 
     @rule()
     def restarts(self) -> None:
@@ -78,6 +102,8 @@ class Circles(RuleBasedStateMachine):
         self.resting.clear()
         self.turns = Turns(self.count, self.pace)
         self.turns.resume(version=self.version, taken=taken, under_way=self.under_way.values())
+        for circle in self.retired:
+            self.turns.retire(circle)
 
     @invariant()
     def nothing_is_lost_or_used_twice(self) -> None:
@@ -99,7 +125,7 @@ class Circles(RuleBasedStateMachine):
                 break
             for circle in range(self.count):
                 turn = self.turns.under_way(circle) or self.turns.begin(circle)
-                if turn is not None:
+                if turn is not None and circle not in self.retired:
                     self.turns.opened(turn, now=self.now)
             if due := self.turns.due(now=self.now + 10):
                 self.turns.flushed(due)
@@ -150,6 +176,36 @@ def test_a_turn_that_is_too_old_is_dropped_and_its_circle_begins_anew() -> None:
     assert not turns.opened(slow, now=1.0)
     again = turns.begin(0)
     assert again == Turn(circle=0, number=2, base=2)
+
+
+def test_a_turn_that_opens_while_a_version_is_made_is_dropped_if_that_makes_it_too_old() -> None:
+    turns = Turns(2, Pace(turns=9, flushes=9, staleness=0))
+    slow, fast = turns.begin(0), turns.begin(1)
+    assert slow is not None
+    assert fast is not None
+    turns.opened(fast, now=0.0)
+    due = turns.due(now=0.0)
+    assert turns.opened(slow, now=0.0), "until the version is there it is fresh"
+    assert turns.flushed(due) == (slow,)
+    assert turns.begin(0) == Turn(circle=0, number=2, base=1)
+
+
+def test_nothing_waits_for_a_circle_that_will_never_be_complete_again() -> None:
+    turns = Turns(2, Pace(turns=2, flushes=9, buffer=2))
+    lost, other = turns.begin(0), turns.begin(1)
+    assert lost is not None
+    assert other is not None
+    turns.opened(other, now=0.0)
+    assert turns.due(now=0.0) == ()
+    turns.retire(0)
+    assert turns.due(now=0.0) == (other,)
+    turns.flushed((other,))
+    assert not turns.is_over, "the other circle has a turn left"
+    last = turns.begin(1)
+    assert last is not None
+    turns.opened(last, now=1.0)
+    turns.flushed(turns.due(now=1.0))
+    assert turns.is_over, "although the lost circle's turn is still under way"
 
 
 def test_a_turn_ends_once() -> None:
