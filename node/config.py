@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os.path import normpath
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -48,14 +48,10 @@ class DatasetSection(Settings):
 
 def _task_files(listed: tuple[str, ...]) -> list[tuple[str, str]]:
     """Of the entries of [policy] tasks: `FOLDER/FILE.py:Class` as the name in studies, `FILE:Class`, and the path."""
-    found = []
-    for entry in listed:
-        path, _, attribute = entry.rpartition(":")
-        if path.endswith(".py"):
-            if not (PurePath(path).stem.isidentifier() and attribute.isidentifier()):
-                raise ValueError(f"[policy] tasks: {entry!r} is not FILE.py:Class")
-            found.append((f"{PurePath(path).stem}:{attribute}", path))
-    return found
+    try:
+        return [found for entry in listed if (found := task_files.parse_entry(entry)) is not None]
+    except ValueError as error:
+        raise ValueError(f"[policy] tasks: {error}") from None
 
 
 class PolicySection(Settings):

@@ -122,7 +122,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingForHolders:
-    """Beyond its deadline a phase waits for sites to come back: what was uploaded is not lost yet."""
+    """After its deadline a phase keeps waiting, since too few key holders have answered; uploads stay usable."""
 
     name: ClassVar[str] = "waiting-for-holders"
     study_id: str

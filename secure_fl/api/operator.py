@@ -16,11 +16,12 @@ from google.protobuf.json_format import MessageToDict
 
 from secure_fl import tasks
 from secure_fl.api.hints import shown_hints
-from secure_fl.api.measured import with_own_metrics
+from secure_fl.api.measured import task_of, with_own_metrics
 from secure_fl.api.rows import table
 from secure_fl.errors import (
     LateMessageError,
     MalformedMessageError,
+    SecureFLError,
     SettingsError,
     TaskUnavailableError,
     UnknownNameError,
@@ -37,9 +38,11 @@ from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.study.settings import Study
+from secure_fl.tasks import files
 
 if TYPE_CHECKING:
     from secure_fl.study.start import Start
+    from secure_fl.tasks.base import Task
 
 T = TypeVar("T")
 
@@ -51,7 +54,7 @@ class Exported:
     path: Path
     card: Path
     version: int
-    names: str  # of its tensors: "torch", or "blocks" where the task is not installed here
+    names: str  # of its tensors: "torch", or "blocks" where the task's code is not here
     rounds_done: int
     rounds_planned: int
 
@@ -108,13 +111,22 @@ class Operator:
 
         return plain(self.call(end))
 
-    def export(self, study: str, out: str | Path = "model.safetensors", *, untrained: bool = False) -> Exported:
+    def export(
+        self,
+        study: str,
+        out: str | Path = "model.safetensors",
+        *,
+        untrained: bool = False,
+        task: str | type[Task] | None = None,
+    ) -> Exported:
         """Write a study's current model to `out`, with a model card beside it (`.json` and `.md`).
 
-        The tensors have torch's own names where the study's task is installed here. Raises `LateMessageError` for a
-        study without a finished round, unless its `untrained` model is wanted.
+        The tensors have torch's own names where the study's task is installed here as a package, or where `task` says
+        which code it is: a class, `FILE.py:Class` or `module:attribute`. Raises `LateMessageError` for a study without
+        a finished round, unless its `untrained` model is wanted, and `LayoutMismatchError` where `task` is another
+        one than the study's.
         """
-        path = Path(out)
+        path, code = Path(out), None if task is None else _code(task)
 
         async def fetch(lead: Connection) -> tuple[int, pb.StudyStatus]:
             (found,) = await lead.status(await find(lead, study))
@@ -127,8 +139,13 @@ class Operator:
             return await lead.export(found.study_id, path), found
 
         version, found = self.call(fetch)
-        record = _with_values(_record(found))
-        names = "torch" if _to_torch(path, record) else "blocks"
+        record = _record(found)
+        record = None if record is None else with_own_metrics(record, code)
+        try:
+            names = "torch" if _to_torch(path, record, code) else "blocks"
+        except SecureFLError:
+            path.unlink()  # Without a card nobody would know what it is; it can be fetched again.
+            raise
         last = record.rounds[-1] if record is not None and record.rounds else None
         figures = {} if last is None else {"accuracy": last.global_accuracy, "mse": last.mean_mse, **last.metrics}
         card = ModelCard.of(record or _unbegun(found), metrics=figures, names=names)
@@ -268,11 +285,6 @@ def _record(status: pb.StudyStatus) -> StudyRecord | None:
     return StudyRecord.from_json(json.loads(status.record)) if status.record else None
 
 
-def _with_values(record: StudyRecord | None) -> StudyRecord | None:
-    """With metrics that only the task's code can compute, where it is installed here."""
-    return None if record is None else with_own_metrics(record)
-
-
 def _unbegun(status: pb.StudyStatus) -> StudyRecord:
     return StudyRecord(
         study=status.name,
@@ -285,18 +297,34 @@ def _unbegun(status: pb.StudyStatus) -> StudyRecord:
     )
 
 
-def _to_torch(path: Path, record: StudyRecord | None) -> bool:
-    """Give an exported checkpoint torch's own names, in place. False where the task is not installed here."""
+def _code(task: str | type[Task]) -> type[Task]:
+    """The code that whoever exports says the study's task is. Raises `TaskUnavailableError`."""
+    if not isinstance(task, str):
+        return task
+    try:
+        listed = files.parse_entry(task)
+    except ValueError as error:
+        raise UsageError(str(error), advice="for example wards.py:Wards") from None
+    if listed is None:
+        return tasks.resolve(task)
+    name, path = listed
+    if not Path(path).is_file():
+        raise UsageError(f"{path}: no such file", advice="say where the task's code lies: FOLDER/FILE.py:Class")
+    files.register(name, files.TaskFile(path=Path(path)))
+    return tasks.resolve(name)
+
+
+def _to_torch(path: Path, record: StudyRecord | None, code: type[Task] | None) -> bool:
+    """Give an exported checkpoint torch's own names, in place. False where the task's code is not here."""
     if record is None or not record.settings:
         return False
     from secure_fl.tasks.state_dict import convert
 
     try:
         study = Study.from_canonical(record.settings.encode())
-        # An installed id alone: no study makes this machine import a module of its choosing.
-        if not tasks.is_installed_id(study.task.name):
+        task = task_of(study, code)
+        if task is None:
             return False
-        task = tasks.create(study.task.name, study.task.settings)
         convert(path, path, task, seed=study.study.seed)
     except (TaskUnavailableError, UnknownNameError):
         return False

@@ -95,20 +95,25 @@ def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
 def export(
     study_id: StudyId,
     out: Annotated[Path, typer.Option(help="Where to write the model.")] = Path("model.safetensors"),
+    task: Annotated[
+        str | None,
+        typer.Option(help="The task's code, if it is no installed package: FILE.py:Class, or module:attribute."),
+    ] = None,
     untrained: Annotated[bool, typer.Option("--untrained", help="Also if no round is finished yet.")] = False,
     operator: AsOperator = _DEFAULT,
 ) -> None:
     """Write a study's current model as safetensors, with a model card beside it.
 
-    Where the study's task is installed here, its tensors have torch's own names.
+    Its tensors have torch's own names where the study's task is installed here, or where --task says which code it is.
 
     Example: secure-fl study export heart --out heart.safetensors
     """
-    done = Operator(operator).export(study_id, out, untrained=untrained)
+    done = Operator(operator).export(study_id, out, untrained=untrained, task=task)
     trained = f"{done.rounds_done} of {done.rounds_planned} rounds" if done.rounds_done else "untrained"
     typer.echo(f"{out}: version {done.version}, {trained}; card: {done.card}")
     if done.names != "torch":
         typer.echo("its tensors are named block/tensor: the task is no package installed here; load_model reads them")
+        typer.echo("torch's own names: the same command with --task FILE.py:Class, the task's code")
 
 
 def report(

@@ -265,7 +265,7 @@ class CoordinatorHalf(Protocol):
 
     @property
     def missing(self) -> int:
-        """How many answers are worth waiting for beyond any deadline, because what was uploaded is not lost yet."""
+        """How many answers to keep waiting for after the deadline, up to `rounds.patience`: uploads stay usable."""
         ...
 
 

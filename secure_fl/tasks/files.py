@@ -10,7 +10,7 @@ import hashlib
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import ModuleType
 
 from secure_fl.errors import CodeChangedError, TaskUnavailableError
@@ -39,6 +39,19 @@ class TaskFile:
                 f"(now sha256:{found}, approved sha256:{self.sha256})"
             )
         return source
+
+
+def parse_entry(entry: str) -> tuple[str, str] | None:
+    """Of `FOLDER/FILE.py:Class`: the name in studies, `FILE:Class`, and the path. None for what names no file.
+
+    Raises `ValueError` where file or class could not be written in Python.
+    """
+    path, _, attribute = entry.rpartition(":")
+    if not path.endswith(".py"):
+        return None
+    if not (PurePath(path).stem.isidentifier() and attribute.isidentifier()):
+        raise ValueError(f"{entry!r} is not FILE.py:Class")
+    return f"{PurePath(path).stem}:{attribute}", path
 
 
 _registered: dict[str, TaskFile] = {}  # by the name that studies use: `module:attribute`

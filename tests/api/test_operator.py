@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,19 @@ from safetensors.torch import load_file
 
 from secure_fl import Operator, Study, load_model, tasks
 from secure_fl.api.operator import Exported
-from secure_fl.errors import InitialModelError, LateMessageError, SettingsError, UnknownStudyError, UsageError
+from secure_fl.errors import (
+    InitialModelError,
+    LateMessageError,
+    LayoutMismatchError,
+    SecureFLError,
+    SettingsError,
+    TaskUnavailableError,
+    UnknownStudyError,
+    UsageError,
+)
 from secure_fl.study.given import continued
+from secure_fl.tasks import files
+from secure_fl.tasks.base import Task
 from secure_fl.tasks.model_blocks import initial_blocks
 from secure_fl.tasks.state_dict import save_model
 from tests.support.edge import Edge, at_the_edge
@@ -52,6 +64,7 @@ def test_a_leads_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert await in_a_notebook(file, look) == study.id
         monkeypatch.setattr(tasks, "is_installed_id", lambda _: False)
         await in_a_notebook(file, lambda lead: check(export(lead, "blocks.safetensors"), "blocks"))
+        await in_a_notebook(file, by_code_that_the_lead_names)
         monkeypatch.undo()
         await in_a_notebook(file, lambda lead: check(export(lead, "torch.safetensors"), "torch"))
         await in_a_notebook(file, overwrite)
@@ -70,8 +83,29 @@ def test_a_leads_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [site["name"] for site in status["sites"]] == ["site-01", "site-02", "site-03"]
         return str(status["study_id"])
 
-    def export(lead: Operator, name: str) -> Exported:
-        return lead.export("study", tmp_path / name, untrained=True)
+    def export(lead: Operator, name: str, task: str | type[Task] | None = None) -> Exported:
+        return lead.export("study", tmp_path / name, untrained=True, task=task)
+
+    def by_code_that_the_lead_names(lead: Operator) -> None:
+        """A class, a module, or a file; what is wrong leaves nothing behind."""
+        (tmp_path / "mine.py").write_text("from secure_fl.tasks.digits import Digits as Mine\n")
+        listed = f"{tmp_path / 'mine.py'}:Mine"
+        named: list[str | type[Task]] = [tasks.resolve("digits"), "secure_fl.tasks.digits:Digits", listed]
+        for number, task in enumerate(named):
+            check(export(lead, f"named-{number}.safetensors", task), "torch")
+        wrong: list[tuple[str | type[Task], type[SecureFLError]]] = [
+            (tasks.resolve("breast-cancer"), LayoutMismatchError),
+            (f"{tmp_path / 'mine.py'}:Other", TaskUnavailableError),
+            (f"{tmp_path / 'other.py'}:Mine", UsageError),
+            (f"{tmp_path / 'mine.py'}:not a class", UsageError),
+        ]
+        for task, error in wrong:
+            with pytest.raises(error):
+                export(lead, "wrong.safetensors", task)
+            assert not list(tmp_path.glob("wrong*"))
+        files._registered.clear()
+        files._loaded.clear()
+        sys.modules.pop("mine")
 
     def check(done: Exported, names: str) -> None:
         assert done.names == names

@@ -12,6 +12,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import tomli_w
 import typer
 from pydantic import BaseModel
-from safetensors.numpy import load
+from safetensors.torch import load_file
 
 from coordinator.config import CoordinatorFile
 from node.config import DatasetSection, NodeFile
@@ -27,9 +28,11 @@ from secure_fl.cli import app
 from secure_fl.identity.party_file import PartyFile
 from secure_fl.operations.operator import OperatorFile
 from secure_fl.operations.party_templates import Dataset, coordinator_file, node_file, operator_file
+from secure_fl.operations.waiting import _ENDED, _REFUSES, _SAT_OUT, _SET_ASIDE, site_words
 from secure_fl.privacy.ledger import read_ledger
+from secure_fl.rpc.operations_pb2 import SiteStatus
 from secure_fl.settings import read_toml
-from tests.support.page import Fence, Machines, fences, links, missing_links
+from tests.support.page import Fence, Machines, fences, links, missing_links, with_arguments
 from tests.support.processes import ROOT, free_port
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -143,6 +146,7 @@ def test_the_page_is_carried_out_as_written(tmp_path: Path) -> None:
             said = machines.carry_out(todo.pop(0))
 
         check_finished(machines, said)
+        carry_out_the_text(machines)
         check_refused(machines)
         assert set(machines.stop().values()) == {0}
 
@@ -153,7 +157,7 @@ def check_finished(machines: Machines, said: str) -> None:
     wards = status(machines, "wards")
     assert [number["number"] for number in wards["record"]["rounds"]] == [1, 2, 3, 4, 5, 6]
     assert wards["record"]["rounds"][-1]["metrics"]["auc"] > 0.5
-    assert load((folder / "lead" / "wards.safetensors").read_bytes())
+    check_loads(folder / "lead" / "wards.py", folder / "lead" / "wards.safetensors")
     card = (folder / "lead" / "wards.md").read_text()
     assert wards["study_id"] in card
     assert "trained: 5 of 5 rounds" in card
@@ -177,6 +181,46 @@ def check_finished(machines: Machines, said: str) -> None:
     assert unbounded == {"wards": True, "breast-cancer": True, "ward": False}
     page = (folder / "hospital-a" / "ward.html").read_text()
     assert f"{ward['epsilon']:.4g}" in page
+
+
+# Commands in the page's text, and where they are typed.
+IN_THE_TEXT = {
+    "secure-fl pki invite pki --coordinator fl.example.org:8443": "authority",
+    "secure-fl pki crl pki": "authority",
+    "secure-fl pki fingerprint node-hospital-a.pem": "hospital-a",
+    "secure-fl node try node.toml second.toml": "hospital-a",
+    "secure-fl study status 3f2a": "lead",
+    "secure-fl pki renew coordinator.toml --host fl.example.org": "hub",
+}
+
+
+def carry_out_the_text(machines: Machines) -> None:
+    """What stands between the fences; the example's hash is replaced by one of a study here."""
+    wards = status(machines, "wards")["study_id"]
+    for command, site in IN_THE_TEXT.items():
+        said = machines.carry_out(Fence(language="sh", text=command.replace("3f2a", wards[:8]), sites=(site,)))
+        assert said.strip(), command
+    renewed = "secure-fl pki sign pki ../hub/coordinator-hub.csr.pem --renew"
+    machines.until(["authority"], renewed)
+    machines.until(["hub"], "secure-fl coordinator join ../authority/reply/coordinator-hub.reply.toml")
+
+
+def test_no_command_of_the_text_is_left_out() -> None:
+    lines = {line for fence in fences(PAGE) for line in fence.text.splitlines()}
+    assert set(with_arguments(PAGE)) - lines == IN_THE_TEXT.keys()
+
+
+def check_loads(code: Path, exported: Path) -> None:
+    """What was exported is a state dict of the task's model, as torch itself takes it."""
+    spec = spec_from_file_location("wards_of_the_page", code)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.Wards(module.Wards.Settings()).model()
+    tensors = load_file(exported)
+    assert tensors.keys() == model.state_dict().keys()
+    model.load_state_dict(tensors)
 
 
 def check_refused(machines: Machines) -> None:
@@ -313,6 +357,16 @@ def test_every_message_in_the_table_of_symptoms_is_one_that_the_product_writes()
         # What varies is left out on the page; where two messages are joined there is a colon or a semicolon.
         for part in re.split("…|[:;] ", message):
             assert part.strip() in source, f"{message}: {part}"
+
+
+def test_what_the_lead_is_told_is_what_status_says() -> None:
+    """Sentences: the codes behind them are for logs and ledgers."""
+    codes = {code for words in (_SET_ASIDE, _REFUSES, _SAT_OUT, _ENDED) for code in words}
+    assert not [code for code in codes for form in (f"`{code}`", f"({code})") if form in PAGE]
+    used_up = site_words(SiteStatus(connected=True, accepted=True, sat_out="BudgetExceeded", sat_out_round=7))
+    assert f"tells the lead `{used_up.replace('7', '…')}`" in PAGE
+    not_ready = site_words(SiteStatus(connected=True, refusal="NotReady"))
+    assert f"in the lead's status `{not_ready.partition(' (')[0]} …`" in PAGE
 
 
 def test_the_exit_codes_are_those_of_the_errors() -> None:

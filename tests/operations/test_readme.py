@@ -1,5 +1,5 @@
-"""README.md, carried out: its runs with fewer sites and rounds; of its commands for separate machines, that the
-operations page, which is carried out as a whole, has each of them.
+"""README.md, carried out: its runs with fewer sites and rounds. Its commands for separate machines are those of the
+operations page, which is carried out as a whole.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ import pytest
 from typer.testing import CliRunner
 
 from secure_fl.cli import app
-from tests.support.page import fences
+from tests.support.page import fences, with_arguments
 from tests.support.processes import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+RUN_IN_THE_TEXT = re.findall(r"`(secure-fl run --[^`]+)`", README)
+NEW_RECIPE = "secure-fl study new trial.toml --recipe hospital"
 _SMALL = ["--nodes", "3", "--rounds", "1"]
 
 
-def commands(section: str) -> list[list[str]]:
+def section(name: str) -> str:
+    """One section's text."""
+    return README.partition(f"## {name}\n")[2].partition("\n## ")[0]
+
+
+def commands(name: str) -> list[list[str]]:
     """The commands of a section's fences, without their comments."""
-    text = README.partition(f"## {section}\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^```\n((?:.*\n)*?)^```$", text, re.MULTILINE)
-    return [words for block in blocks for line in block.splitlines() if (words := shlex.split(line, comments=True))]
+    return [shlex.split(line) for line in lines(section(name))]
 
 
 def test_five_lines_to_a_result(tmp_path: Path) -> None:
@@ -53,7 +58,7 @@ def test_arguments_of_the_script_and_runs_in_the_text(tmp_path: Path, monkeypatc
     """The script itself hands what it is given to `secure-fl run`."""
     monkeypatch.chdir(tmp_path)
     script = [shlex.split(line) for line in re.findall(r"^\./scripts/run (--.+)$", README, re.MULTILINE)]
-    inline = [shlex.split(line) for line in re.findall(r"`secure-fl run (--[^`]+)`", README)]
+    inline = [shlex.split(line)[2:] for line in RUN_IN_THE_TEXT]
     assert (len(script), len(inline)) == (1, 1)
     for number, words in enumerate([*script, *inline]):
         small = [*words, "--rounds", "1", "--engine", "threads", "--out", str(tmp_path / str(number))]
@@ -69,13 +74,36 @@ def test_the_lines_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     exec(compile(small, "README.md", "exec"), {})  # noqa: S102
 
 
+def lines(text: str) -> list[str]:
+    """The command lines of a text's fences in any shell: whole, without comments."""
+    blocks = re.findall(r"^```(\w*).*\n((?:.*\n)*?)^```$", text, re.MULTILINE)
+    written = "".join(block for language, block in blocks if language in {"", "sh"}).replace("\\\n", "").splitlines()
+    return [" ".join(line.split()) for raw in written if (line := re.sub(r"(^|\s)#.*", "", raw)).strip()]
+
+
 def test_the_commands_for_separate_machines_are_those_of_the_operations_page() -> None:
+    """Line by line and in its order; nothing that leads to the first study is left out."""
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    carried_out = "\n".join(fence.text for fence in fences(page))
-    wanted = commands("On separate machines")
-    assert len(wanted) > 10
-    for words in wanted:
-        options = [word for word in words if word.startswith("--")]
-        here = [line for line in carried_out.splitlines() if " ".join(words[:3]) in line]
-        assert here, words
-        assert any(all(option in line for option in options) for line in here), (words, here)
+    carried_out = [line for fence in fences(page) for line in fence.text.splitlines()]
+    beginning = page.partition("## 1. From nothing to a study")[2].partition("\n## ")[0]
+    wanted = lines(section("On separate machines"))
+    first = [line for fence in fences(beginning) for line in fence.text.splitlines()]
+    assert wanted[: len(first)] == first
+    assert wanted[len(first) :] == [line for line in carried_out if re.match("secure-fl study (export|report) ", line)]
+
+
+def test_no_command_is_left_out() -> None:
+    """Each line of a fence, and each command with arguments in the text, is carried out above or on another page."""
+    scripts = ["./scripts/run", "./scripts/test"]  # What installs, and what runs this test.
+    script = [line for line in lines(README) if line.startswith("./scripts/run --")]
+    here = [*lines(section("Five lines to a result")), *lines(section("On separate machines"))]
+    assert sorted(lines(README)) == sorted([*scripts, *script, *here])
+    tasks = lines((ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"))
+    for command in with_arguments(README):
+        assert command in [*RUN_IN_THE_TEXT, NEW_RECIPE, *tasks], command
+
+
+def test_the_recipe_in_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, shlex.split(NEW_RECIPE)[1:])
+    assert done.exit_code == 0, done.output

@@ -109,6 +109,16 @@ def test_a_recipe_that_is_unknown_or_half_overruled_leaves_no_file(tmp_path: Pat
     assert not path.exists()
 
 
+def test_each_recipe_has_a_page_with_its_command_and_what_came_out() -> None:
+    table = (ROOT / "docs" / "defaults.md").read_text(encoding="utf-8").partition("## Recipes")[2]
+    for name in RECIPES:
+        text = recipes.written(name, study="x", seed=0, roster="")
+        (first, *_) = re.findall(r"docs/(results/[a-z]+\.md)", text)
+        assert f"--recipe {name}" in (ROOT / "docs" / first).read_text(encoding="utf-8")
+        (row,) = re.findall(rf"^\| `{name}` \| (.+) \|$", table, re.MULTILINE)
+        assert f"({first}" in row
+
+
 def test_settings_of_a_recipe_are_those_of_its_page() -> None:
     """The commands of docs/results set these keys; the recipe says the same."""
     for name, page in {"fedasa": "cells", "pflda": "pflda", "pflsensing": "pflsensing", "fedcca": "attention"}.items():

@@ -11,8 +11,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import typer
+
+from secure_fl.cli import app
 from tests.support.processes import ROOT
 
 _FENCE = re.compile(r"^```(\w+)(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
@@ -44,6 +47,25 @@ def fences(page: str) -> Iterator[Fence]:
             yield Fence(language=language, text=text, sites=sites, background=background, **words)
 
 
+def with_arguments(page: str) -> list[str]:
+    """The commands in a page's text, outside of fences, that could be typed as they are.
+
+    Not those that stand for themselves (`secure-fl doctor`), nor those with a FILE or NAME to be filled in.
+    """
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    found = [" ".join(command.split()) for command in re.findall(r"`(secure-fl [^`]+)`", text)]
+    return [command for command in found if _has_arguments(command) and not re.search(r"\b[A-Z]{3,}\b|…", command)]
+
+
+def _has_arguments(command: str) -> bool:
+    known: Any = typer.main.get_command(app)
+    for word in command.split()[1:]:
+        if word not in getattr(known, "commands", {}):
+            return True
+        known = known.commands[word]
+    return False
+
+
 def links(page: Path) -> list[str]:
     """Where a page leads to, as written."""
     return re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
@@ -55,12 +77,13 @@ def missing_links(page: Path) -> list[str]:
     def leads_somewhere(link: str) -> bool:
         name, _, heading = link.partition("#")
         target = page.parent / name if name else page
-        return target.exists() and (not heading or heading in _anchors(target))
+        return target.exists() and (not heading or heading in anchors(target))
 
     return [link for link in links(page) if not link.startswith("https://") and not leads_somewhere(link)]
 
 
-def _anchors(page: Path) -> set[str]:
+def anchors(page: Path) -> set[str]:
+    """Where links into a page may lead."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

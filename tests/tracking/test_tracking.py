@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+from typer.testing import CliRunner
 
-from secure_fl import tracking
+from secure_fl import Study, simulate, tracking
+from secure_fl.cli import app
 from secure_fl.errors import SettingsError
 from secure_fl.events import RoundCommitted
 from secure_fl.tracking import Tracking
@@ -59,6 +64,48 @@ def test_values_of_single_sites_only_where_the_study_shares_them(
     assert written.finished
 
 
+SITES = ("site-01", "site-02", "site-03")
+
+
+def of_sites(names: Iterable[str]) -> set[str]:
+    """The curves of single sites."""
+    return {name for name in names if any(site in name for site in SITES)}
+
+
+@pytest.mark.parametrize("share", ["none", "aggregate", "per-node"])
+def test_a_simulation_writes_what_its_study_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: str) -> None:
+    written = Written()
+    monkeypatch.setattr(tracking, "KINDS", {"memory": lambda *_: written})
+    study = Study.of(task="breast-cancer", nodes=len(SITES), rounds=1, metrics=share)
+    run = simulate(study, track="memory:x", out=tmp_path / "run", progress=False)
+    assert run.sites == SITES
+    assert written.finished
+    names = {name for values in written.values.values() for name in values}
+    measured = {name for name in names if not name.startswith("round/")}
+    assert measured < names
+    if share == "none":
+        assert not measured
+        return
+    assert {"accuracy/mean", "loss/mean", "auc/all-rows"} <= measured
+    every = {f"{name}/{site}" for name in ("accuracy", "loss") for site in SITES}
+    assert of_sites(measured) >= every if share == "per-node" else not of_sites(measured)
+
+
+def test_the_command_line_writes_curves(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words = shlex.split("run --task breast-cancer --nodes 3 --rounds 1 --set metrics.share=aggregate --engine threads")
+    curves = f"tensorboard:{tmp_path / 'curves'}"
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "first"), "--track", curves])
+    assert done.exit_code == 0, done.output
+    found = EventAccumulator(str(tmp_path / "curves" / "first"))
+    found.Reload()
+    names = found.Tags()["scalars"]
+    assert [event.step for event in found.Scalars("accuracy/mean")] == [0, 1]
+    assert [event.step for event in found.Scalars("round/bytes_up")] == [1]
+    assert not of_sites(names)
+
+
 def test_a_run_that_fails_did_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     written, made = Written(), []
 
@@ -103,7 +150,6 @@ def test_a_tool_that_is_not_installed(
 
 
 def test_tensorboard_reads_it_back(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with Tracking([f"tensorboard:{tmp_path}"], name="run-1", settings=SETTINGS, per_site=True) as tracked:
@@ -116,7 +162,8 @@ def test_tensorboard_reads_it_back(tmp_path: Path) -> None:
 
 
 def test_mlflow_reads_it_back(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow-skinny is not installed; pip install '.[tracking]'")
+    import mlflow
+
     before = mlflow.get_tracking_uri()
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     for name in ("run-1", "run-2"):
@@ -131,3 +178,17 @@ def test_mlflow_reads_it_back(tmp_path: Path) -> None:
     assert not [name for name in first.data.metrics if name.endswith("/a")]
     assert mlflow.get_tracking_uri() == before
     assert mlflow.active_run() is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "true"), ("false", "false")])
+def test_mlflow_tells_its_makers_nothing_unless_somebody_here_wants_it(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+) -> None:
+    monkeypatch.setattr("mlflow.MlflowClient", MagicMock())
+    name = "MLFLOW_DISABLE_TELEMETRY"
+    monkeypatch.setenv(name, "")  # So that it is put back.
+    os.environ.pop(name)
+    if before is not None:
+        os.environ[name] = before
+    Tracking(["mlflow:somewhere"], name="run", settings={}, per_site=False)
+    assert os.environ[name] == after
