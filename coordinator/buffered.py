@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.attempt import AttemptRunner
@@ -16,7 +17,7 @@ from coordinator.publication import Publication
 from coordinator.pulse import Pulse
 from coordinator.rounds import RoundResult, RoundServices
 from coordinator.shared_model import OpenedTurn
-from coordinator.store import Store
+from coordinator.store import Store, StoredTurn
 from secure_fl.encoding.metrics import require_range
 from secure_fl.errors import (
     BudgetExceededError,
@@ -107,20 +108,11 @@ class BufferedRounds:
 
     async def _resume(self) -> dict[int, AttemptRunner | None]:
         """Circles' turns from the store; by circle, what was under way (None: a turn whose last attempt failed)."""
-        index = {circle: place for place, circle in enumerate(self._circles)}
-        taken: dict[int, int] = {}
-        begun: dict[int, Turn] = {}
-        for stored in await in_thread(self._store.turns, self._services.resolved.id):
-            place = index[tuple(sorted(stored.invited))]
-            if stored.taken:
-                taken[place] = max(taken.get(place, 0), stored.number)
-            else:
-                begun[place] = Turn(circle=place, number=stored.number, base=stored.base)
-                self._asked[begun[place]] = stored.asked
-        under_way = [turn for place, turn in begun.items() if turn.number > taken.get(place, 0)]
+        taken, self._asked = stand(await in_thread(self._store.turns, self._services.resolved.id), self._circles)
         version = self._services.model.current.version
-        self._turns.resume(version=version, taken=taken, under_way=under_way)
-        found: dict[int, AttemptRunner | None] = {turn.circle: None for turn in under_way}
+        self._turns.resume(version=version, taken=taken, under_way=self._asked)
+        index = {circle: place for place, circle in enumerate(self._circles)}
+        found: dict[int, AttemptRunner | None] = {turn.circle: None for turn in self._asked}
         for plan in await in_thread(self._store.open_attempts, self._services.resolved.id):
             attempt = await self._services.attempts.resume(plan, self._services.model)
             found[index[tuple(sorted(plan.invited))]] = attempt
@@ -308,6 +300,25 @@ class BufferedRounds:
             began=one.attempt.plan.started,
             asked=one.attempt.plan.asked,
         )
+
+
+def stand(
+    stored: Iterable[StoredTurn], circles: Sequence[Circle]
+) -> tuple[dict[int, int], dict[Turn, tuple[str, ...]]]:
+    """By circle how many turns it has taken; and the turns under way, each with the blocks it asks for.
+
+    A turn that was opened and not flushed is under way again: it is opened from what sites had uploaded.
+    """
+    index = {circle: place for place, circle in enumerate(circles)}
+    taken: dict[int, int] = {}
+    begun: dict[int, tuple[Turn, tuple[str, ...]]] = {}
+    for attempt in stored:
+        place = index[tuple(sorted(attempt.invited))]
+        if attempt.taken:
+            taken[place] = max(taken.get(place, 0), attempt.number)
+        else:
+            begun[place] = Turn(circle=place, number=attempt.number, base=attempt.base), attempt.asked
+    return taken, {turn: asked for turn, asked in begun.values() if turn.number > taken.get(turn.circle, 0)}
 
 
 def _together(opened: list[Opened]) -> Opened:

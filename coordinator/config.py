@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from secure_fl.addresses import Address
 from secure_fl.identity.party_file import IdentitySection, PartyFile
 from secure_fl.operations.monitoring import MonitoringSection
-from secure_fl.settings import Settings
+from secure_fl.settings import PathText, Settings
 
 
 class CoordinatorSection(IdentitySection):
     """Where to listen, and as whom."""
 
-    address: str = "0.0.0.0:8443"
+    address: Address = "0.0.0.0:8443"
     tasks: tuple[str, ...] = ()  # `module:attribute` tasks installed and allowed here, word for word
 
 
@@ -33,7 +34,7 @@ class CoordinatorFile(PartyFile):
     coordinator: CoordinatorSection
     limits: LimitsSection = LimitsSection()
     monitoring: MonitoringSection = MonitoringSection(address="127.0.0.1:9464")
-    studies: tuple[str, ...] = ()  # study files to run, besides those already in the store
+    studies: tuple[PathText, ...] = ()  # study files to run, besides those already in the store
 
     @property
     def identity(self) -> IdentitySection:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from coordinator.config import CoordinatorFile
 from coordinator.store import Store
+from secure_fl.addresses import split_address
 from secure_fl.errors import DoubtError, SettingsError, StorageError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.operations import doctor
@@ -34,14 +35,12 @@ def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
 
 
 def _address(file: CoordinatorFile) -> str:
-    host, _, port = file.coordinator.address.rpartition(":")
-    if not port.isdigit():
-        raise SettingsError(f"[coordinator] address: {file.coordinator.address!r} is not host:port")
+    host, port = split_address(file.coordinator.address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host.strip("[]"), int(port)))
+            probe.bind((host, port))
         except PermissionError:
             raise SettingsError(
                 f"{file.coordinator.address}: ports below 1024 need a privilege",

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from secure_fl import protect, strategies, tasks
 from secure_fl.identity.party_file import DialingFile, DialingSection
 from secure_fl.operations.monitoring import MonitoringSection
-from secure_fl.settings import Settings, require_known
+from secure_fl.settings import PathText, Settings, require_known
 from secure_fl.tasks import files as task_files
 from secure_fl.tasks.partition import PartitionSettings
 
@@ -38,7 +38,7 @@ class ShareSection(Settings):
 class DatasetSection(Settings):
     """Local data under the id by which studies name it."""
 
-    path: str = ""
+    path: PathText = ""
     format: str = ""
     # For differential privacy: about how many records, or groups, there are to train on. Rounded and kept as it is: the
     # true number is private, and this one is used in the open.
@@ -60,7 +60,7 @@ class PolicySection(Settings):
     protections: tuple[str, ...] = Field(default_factory=protect.hiding)
     strategies: tuple[str, ...] = ()  # empty: all
     # Tasks that are no installed id: "FILE.py:Class", a file beside this one, or "module:Class" on the Python path.
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[PathText, ...] = ()
     datasets: tuple[str, ...] = ()  # ids that studies may use; empty: all of this file
     min_cohort: int = Field(3, ge=2)
     colluders: int = Field(1, ge=0)

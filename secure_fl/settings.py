@@ -8,9 +8,9 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from secure_fl.errors import SettingsError, UnknownNameError
@@ -27,6 +27,15 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _DEPTH = 16  # sections in a file, and lists or tables as values of a task's own settings
 
 
+def _possible_path(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a path has no character NUL in it")
+    return text
+
+
+PathText: TypeAlias = Annotated[str, AfterValidator(_possible_path)]
+
+
 class Settings(BaseModel):
     """Base of every section: immutable, unknown keys refused, no silent conversion."""
 
@@ -38,7 +47,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(_tuples(values))
         except ValidationError as error:
-            raise _explain(cls, error, where) from None
+            raise explain(cls, error, where) from None
 
 
 def read_toml(path: Path, *, missing: str = "check the path") -> dict[str, Any]:
@@ -100,7 +109,7 @@ def _tuples(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def _explain(model: type[BaseModel], error: ValidationError, where: str) -> SettingsError:
+def explain(model: type[BaseModel], error: ValidationError, where: str) -> SettingsError:
     """The first problem of a validation, as one line that names the key."""
     problems = error.errors()
     # Of a value that may be a word or something else, what is said of words is for words.

@@ -17,6 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from secure_fl import tasks
 from secure_fl.api.hints import shown_hints
 from secure_fl.api.measured import task_of, with_own_metrics
+from secure_fl.api.rows import table
 from secure_fl.errors import (
     LateMessageError,
     MalformedMessageError,
@@ -32,6 +33,7 @@ from secure_fl.operations.operator import Operator as Connection
 from secure_fl.operations.operator import OperatorFile, connect
 from secure_fl.report import Step, render
 from secure_fl.results.card import ModelCard
+from secure_fl.results.history import COLUMNS, history, write_csv
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
@@ -162,6 +164,17 @@ class Operator:
         write_report(self, study, Path(out))
         return Path(out)
 
+    def history(self, study: str, out: str | Path | None = None) -> Any:
+        """One row for each version of the model so far, in the form of `Run.history`; with `out` also as a CSV file.
+
+        It holds what the study's `metrics.share` lets a lead see. Raises `LateMessageError` as `report` does.
+        """
+        record, _ = fetch_record(self, study)
+        rows = history(record)
+        if out is not None:
+            write_csv(Path(out), rows)
+        return table(rows, COLUMNS)
+
     @shown_hints()
     def call(self, action: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect, do `action`, and close the connection."""
@@ -186,8 +199,8 @@ def _require_own(path: Path, study_id: str) -> None:
         raise UsageError(f"{path}: is there already, and is no earlier model of this study", advice="another --out")
 
 
-def write_report(operator: Operator, study: str, path: Path) -> pb.StudyStatus:
-    """Write a study's page; returns its status."""
+def fetch_record(operator: Operator, study: str) -> tuple[StudyRecord, pb.StudyStatus]:
+    """The rounds so far of the study that is meant, and no other, and its status. Raises `LateMessageError`."""
 
     async def fetch(lead: Connection) -> tuple[str, pb.StudyStatus]:
         wanted = await find(lead, study)
@@ -198,15 +211,24 @@ def write_report(operator: Operator, study: str, path: Path) -> pb.StudyStatus:
     record = _record(found)
     if record is None:
         raise LateMessageError("the study has not begun", advice="ask again once its first round is under way")
-    settings = Study.from_canonical(record.settings.encode()) if record.settings else None
+    settings = _settings(record)
     if record.study_id != wanted or (settings and settings.id != wanted):
         raise MalformedMessageError("the coordinator sent another study's record")
-    record = with_own_metrics(record)
+    return with_own_metrics(record), found
+
+
+def write_report(operator: Operator, study: str, path: Path) -> pb.StudyStatus:
+    """Write a study's page; returns its status."""
+    record, found = fetch_record(operator, study)
     seconds = sum(entry.seconds for entry in record.rounds)
     summary = summarise(record, engine=DEPLOYED, seconds=seconds, report=str(path))
-    page = render(record, summary, settings, steps=_steps(record), written=datetime.now(UTC))
+    page = render(record, summary, _settings(record), steps=_steps(record), written=datetime.now(UTC))
     write_atomically(path, page.encode())
     return found
+
+
+def _settings(record: StudyRecord) -> Study | None:
+    return Study.from_canonical(record.settings.encode()) if record.settings else None
 
 
 def _wherever(run: Callable[[], Awaitable[T]]) -> T:

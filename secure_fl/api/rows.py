@@ -1,7 +1,7 @@
-"""A table where pandas is not installed: a list of dicts that shows itself in a notebook.
+"""Tables: a pandas DataFrame, and where pandas is not installed a list of dicts that shows itself in a notebook.
 
-It takes the three things that a reader of a table does first as pandas does them, so that the same cell works with
-either: `table[["round", "accuracy"]]`, `table.head()` and `table.tail()`.
+The list takes the three things that a reader of a table does first as pandas does them, so that the same cell works
+with either: `table[["round", "accuracy"]]`, `table.head()` and `table.tail()`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ class Rows(list[Row]):
         head = "".join(f"<th>{escape(name)}</th>" for name in columns)
         body = "".join(f"<tr>{_cells(row, columns)}</tr>" for row in self)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def table(rows: list[Row], first: tuple[str, ...] = ()) -> Any:
+    """The rows as whichever of the two there is; the columns in `first` also where no row has them."""
+    try:
+        import pandas
+    except ImportError:
+        return Rows(rows)
+    return pandas.DataFrame(rows, columns=list(columns_of(rows, first)))
 
 
 def _cells(row: Row, columns: Sequence[str]) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from secure_fl import tasks
-from secure_fl.api.rows import Rows
+from secure_fl.api.rows import table
 from secure_fl.errors import SettingsError, StorageError
-from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
+from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, history, site_history, write_csv
 from secure_fl.results.record import StudyRecord
 from secure_fl.settings import require_known
 from secure_fl.study.settings import Study
@@ -59,12 +59,12 @@ class Run:
 
         A pandas DataFrame where pandas is installed, and a list of dicts elsewhere (`secure_fl/api/rows.py`).
         """
-        return _table(history(self.record), COLUMNS)
+        return table(history(self.record), COLUMNS)
 
     @property
     def site_history(self) -> Any:
         """One row per round and site, in the same form; empty unless `metrics.share` is "per-node"."""
-        return _table(site_history(self.record), SITE_COLUMNS)
+        return table(site_history(self.record), SITE_COLUMNS)
 
     @property
     def models(self) -> Models:
@@ -87,7 +87,7 @@ class Run:
             {"sequence": entry.sequence, "time": entry.time, "kind": entry.kind, **_shown(entry.facts)}
             for entry in entries
         ]
-        return _table(rows)
+        return table(rows)
 
     def report(self, *, open_browser: bool = False) -> Path:
         """The page with everything in it; with `open_browser` it is opened."""
@@ -158,14 +158,6 @@ class Models(Mapping[str, "nn.Module"]):
 
     def __repr__(self) -> str:
         return f"Models({', '.join(self)})"
-
-
-def _table(rows: list[Row], first: tuple[str, ...] = ()) -> Any:
-    try:
-        import pandas
-    except ImportError:
-        return Rows(rows)
-    return pandas.DataFrame(rows, columns=list(columns_of(rows, first)))
 
 
 def _shown(facts: Mapping[str, Any]) -> Row:

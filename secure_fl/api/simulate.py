@@ -52,7 +52,7 @@ def simulate(
     """Run a federation of simulated sites and wait for its end. It works in a notebook, too.
 
         run = simulate(task="digits", strategy="fedavg", rounds=3, nodes=5)
-        run = simulate(Study.read("trial.toml"), task=MyTask, settings={"strategy.epochs": 2})
+        run = simulate(Study.read("trial.toml"), task=MyTask(), settings={"strategy.epochs": 2})
 
     `study` is a study, the path of its file, or a mapping as `Study.of` takes it; without one the defaults run. The
     keywords up to `settings` change it. `task` may be a `Task` class or object, and `strategy` a `Strategy` class, that

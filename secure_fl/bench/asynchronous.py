@@ -52,6 +52,18 @@ _LISTED = (
         Method(name=f"sites-{count}", circles="sites", merge=_DELTA, buffer=count, one_sum=True)
         for count in (4, 10, 20)
     ),
+    *(
+        Method(
+            name=f"aifed-sites10-{gate}",
+            strategy="aifed",
+            settings={"gating": gate},
+            circles="sites",
+            merge=_DELTA,
+            buffer=10,
+            one_sum=True,
+        )
+        for gate in ("none", "rank", "site")
+    ),
     # Each site by itself, as these are published: an update is seen alone, or sites change from sum to sum.
     Method(name="fedasync-sites", strategy="fedasync", circles="sites", merge=_CACHE),
     Method(name="fedbuff-sites", strategy="fedbuff", circles="sites", merge=_DELTA, buffer=10),

@@ -345,10 +345,7 @@ class Course:
 
     def _mean(self, current: Blocks, version: int, opened: Sequence[_Opened]) -> tuple[Aggregate, State]:
         if self._merging is None:
-            total: dict[str, BlockSum] = {}
-            for each in opened:
-                _pool(total, each.sums)
-            return self._decoded(total, sum(map(self._whole, opened))), self._state
+            return self._decoded(opened), self._state
         sites = len(self._has)
         if self._method.one_sum:
             stream = UnsafeSeededRandomness(self._federation.seed, "joining", str(version))
@@ -359,7 +356,7 @@ class Course:
                 staleness=0,
                 share=len(joined) / sites,
                 weight=sum(map(self._whole, joined)) / (WEIGHT_UNITS * len(joined)),
-                change=self._decoded(self._one_sum(joined), sum(map(self._whole, joined))),
+                change=self._decoded(joined),
             )
             return self._merging.merged(current, [alone], self._versions.__getitem__, self._state)
         arrivals = [
@@ -378,8 +375,9 @@ class Course:
     def _whole(self, opened: _Opened) -> float:
         return whole_weight(opened.sums, sites=len(self.circles[opened.turn.circle]))
 
-    def _decoded(self, sums: dict[str, BlockSum], whole: float) -> Aggregate:
-        return decode_sums(sums, self._codec, whole=whole if self._strategy.counts_unsent else None)
+    def _decoded(self, opened: Sequence[_Opened]) -> Aggregate:
+        whole = sum(map(self._whole, opened)) if self._strategy.counts_unsent else None
+        return decode_sums(self._together(opened), self._codec, whole=whole)
 
     def _aged(self, version: int, opened: _Opened, stream: UnsafeSeededRandomness) -> _Opened:
         """As a site joins a flush at its own pace: it lowers its own weight by the age of its work."""
@@ -393,8 +391,8 @@ class Course:
             sums[name] = BlockSum(total=mine, weight=weight, contributors=1)
         return replace(opened, sums=sums)
 
-    def _one_sum(self, joined: Sequence[_Opened]) -> dict[str, BlockSum]:
-        """What a flush of these sites opens: of blocks that not all of them send, those that the guard lets through."""
+    def _together(self, joined: Sequence[_Opened]) -> dict[str, BlockSum]:
+        """One sum of all these. Of blocks that not every site sends, those that the guard lets through."""
         total: dict[str, BlockSum] = {}
         for each in joined:
             _pool(total, each.sums)

@@ -22,7 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
-for command in (deployed.submit, deployed.status, deployed.stop, deployed.export, deployed.report):
+for command in (deployed.submit, deployed.status, deployed.stop, deployed.export, deployed.report, deployed.history):
     study.app.command()(command)
 app.add_typer(study.app)
 app.add_typer(processes.coordinator)

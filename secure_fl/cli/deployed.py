@@ -1,4 +1,4 @@
-"""`secure-fl study submit|status|stop|export|report`: work with a deployed coordinator."""
+"""`secure-fl study submit|status|stop|export|report|history`: work with a deployed coordinator."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from secure_fl.api.operator import Operator, find, plain, ready, write_report
+from secure_fl.api.operator import Operator, fetch_record, find, plain, ready, write_report
 from secure_fl.cli import status_text
 from secure_fl.operations.operator import Operator as Connection
+from secure_fl.results import history as histories
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.study.doubts import doubts
 from secure_fl.study.settings import Study
@@ -126,6 +127,22 @@ def report(
     """
 
     found = write_report(Operator(operator), study_id, out)
+    typer.echo(f"{out}: {found.rounds_done} of {found.rounds_planned} rounds, {found.state}")
+
+
+def history(
+    study_id: StudyId,
+    out: Annotated[Path, typer.Option(help="Where to write the table.")] = Path("history.csv"),
+    operator: AsOperator = _DEFAULT,
+) -> None:
+    """Write a study's rounds so far as CSV: one row for each version of the model, as `run` writes them.
+
+    Row 0 is the untrained model. It holds what the study's [metrics] share lets a lead see.
+
+    Example: secure-fl study history heart --out heart.csv
+    """
+    record, found = fetch_record(Operator(operator), study_id)
+    histories.write_csv(out, histories.history(record))
     typer.echo(f"{out}: {found.rounds_done} of {found.rounds_planned} rounds, {found.state}")
 
 

@@ -39,10 +39,9 @@ def doctor(
 
 
 def _checks(path: Path | None, study: Path | None) -> Iterator[checks.Check]:
-    yield from checks.installation()
-    if path is not None:
-        file = OperatorFile.read(path)
-        yield from checks.party(file, "operator")
+    if path is None:
+        yield from checks.installation()
+    elif (file := (yield from checks.common(OperatorFile, path, role="operator"))) is not None:
         yield from checks.connection(file)
     if study is not None:
         yield "study", lambda: f"{checks.read_study(study).id} is sound"

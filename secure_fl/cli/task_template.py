@@ -74,7 +74,7 @@ from pathlib import Path
 import torch
 from {module} import COLUMNS, TARGET, {cls}
 
-from secure_fl.tasks.base import LocalData, Source, TaskSettings
+from secure_fl.tasks.base import LocalData, Source
 from secure_fl.tasks.model_blocks import seeded
 
 
@@ -92,7 +92,7 @@ def made_up(path: Path, rows: int = 400) -> Path:
 
 
 def loaded(folder: Path) -> LocalData:
-    return {cls}(TaskSettings()).load(Source(path=made_up(folder / "rows.csv")))
+    return {cls}().load(Source(path=made_up(folder / "rows.csv")))
 
 
 def test_rows_are_cut_into_training_and_test(tmp_path):
@@ -102,7 +102,7 @@ def test_rows_are_cut_into_training_and_test(tmp_path):
 
 
 def test_it_learns(tmp_path):
-    task, data = {cls}(TaskSettings()), loaded(tmp_path)
+    task, data = {cls}(), loaded(tmp_path)
     with seeded(1):
         model = task.model()
     before = task.evaluate(model, data.test).loss

@@ -9,10 +9,11 @@ from typing import BinaryIO, Literal, Self
 from cryptography import x509
 from pydantic import Field, PrivateAttr
 
+from secure_fl.addresses import Address
 from secure_fl.errors import CertificateError, SettingsError
 from secure_fl.identity.certificates import Certificate, TrustStore, load_single, require_issued_by
 from secure_fl.identity.credential import Credential
-from secure_fl.settings import Settings, read_toml
+from secure_fl.settings import PathText, Settings, read_toml
 
 
 class LogSection(Settings):
@@ -25,23 +26,23 @@ class LogSection(Settings):
 class StateSection(Settings):
     """Where to keep state."""
 
-    folder: str = "state"
+    folder: PathText = "state"
 
 
 class IdentitySection(Settings):
     """A party's certificate with its two keys, and the consortium's CA."""
 
-    certificate: str
-    key: str = ""  # default: the certificate's name with .key
-    signing_key: str = ""  # default: the certificate's name with .signing.key
-    ca: str = "ca.pem"
-    crl: str = "crl.pem"
+    certificate: PathText
+    key: PathText = ""  # default: the certificate's name with .key
+    signing_key: PathText = ""  # default: the certificate's name with .signing.key
+    ca: PathText = "ca.pem"
+    crl: PathText = "crl.pem"
 
 
 class DialingSection(IdentitySection):
     """The one coordinator a party talks to."""
 
-    coordinator: str  # host:port
+    coordinator: Address  # host:port
     fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$", description="64 hexadecimal digits in lower case")
     proxy: str = ""  # http://[user:password@]host:port; empty: the environment's HTTPS_PROXY / NO_PROXY
 

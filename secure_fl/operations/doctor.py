@@ -17,6 +17,7 @@ import shutil
 import stat
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ Check: TypeAlias = tuple[str, Callable[[], str]]
 
 _PACKAGES = ("torch", "opacus", "cryptography", "tenseal", "zstandard", "grpcio", "protobuf")
 _ACCESS = "check that the user who runs this may read, and where it is state also write, what is there"
+_UNEXPECTED = "this is a mistake in secure-fl: please report it, with this line"
 _EXPIRY_DAYS = 30
 _GREET_SECONDS = 20.0
 _SKEW_SECONDS = 60.0  # beyond this a fresh certificate or revocation list may look as if from the future
@@ -67,9 +69,14 @@ def examine(checks: Iterable[Check]) -> Iterator[Finding]:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             yield Finding(name, "failed", f"{where}{error.strerror or type(error).__name__}", _ACCESS)
+        except Exception as error:
+            # Where it happened, and not what it says: that could quote what is in a file.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}, line {frame.lineno}"
+            yield Finding(name, "failed", f"unexpected {type(error).__name__} ({where})", _UNEXPECTED)
 
 
-def failing(error: SecureFLError) -> Callable[[], str]:
+def failing(error: Exception) -> Callable[[], str]:
     """A check whose outcome is known: it failed."""
 
     def fail() -> str:
@@ -150,10 +157,10 @@ def common(kind: type[F], path: Path, *, role: str) -> Generator[Check, None, F 
     yield from installation()
     try:
         file = kind.read(path)
-    except SecureFLError as error:
+    except Exception as error:
         yield "file", failing(error)
         return None
-    yield "file", lambda: f"{path} is a {role}'s file"
+    yield "file", lambda: f"{path} is the file of {'an' if role == 'operator' else 'a'} {role}"
     yield from party(file, role)
     return file
 

@@ -11,7 +11,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
-from secure_fl.errors import PortInUseError, SettingsError
+from secure_fl.addresses import AddressOrNone, split_address
+from secure_fl.errors import PortInUseError
 from secure_fl.operations.loop_lag import LoopLag
 from secure_fl.settings import Settings
 
@@ -22,7 +23,7 @@ _BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10_000)
 class MonitoringSection(Settings):
     """Where to answer; empty: nowhere. The page names studies and counts, no data, but is not for the world either."""
 
-    address: str = ""  # host:port
+    address: AddressOrNone = ""  # host:port
 
 
 class Instruments:
@@ -55,11 +56,9 @@ def monitored(address: str, registry: CollectorRegistry, healthy: Callable[[], b
     if not address:
         yield 0
         return
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
-        raise SettingsError(f"[monitoring] address: {address!r} is not host:port")
+    host, port = split_address(address)
     try:
-        server = make_server(host.strip("[]"), int(port), _pages(registry, healthy), _Server, _Quiet)
+        server = make_server(host, port, _pages(registry, healthy), _Server, _Quiet)
     except OSError as error:
         raise PortInUseError(
             f"cannot answer on {address} ({error.strerror})",

@@ -63,9 +63,9 @@ class AiFed(FedAvg):
         "threshold": "AT: blocks with a smaller rc were not sent",
     }
 
-    def __init__(self, settings: AiFedSettings) -> None:
+    def __init__(self, settings: AiFedSettings | None = None) -> None:
         super().__init__(settings)
-        self.partial = settings.gating in ("site", "rank")
+        self.partial = self.settings.gating in ("site", "rank")
 
     @property
     def declares(self) -> bool:

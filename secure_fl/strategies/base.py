@@ -87,8 +87,9 @@ class Strategy(ABC):
     # "rounds.mode". Its own settings have defaults in `Settings`, too; those that stand here win over the task's.
     defaults: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, settings: LocalTraining) -> None:
-        self.settings = settings
+    def __init__(self, settings: LocalTraining | None = None) -> None:
+        # Parsed, so that a setting without a default is asked for by name.
+        self.settings = self.Settings.parse({}, where="strategy") if settings is None else settings
 
     @abstractmethod
     def request(self, layout: Layout, head: tuple[str, ...]) -> Request:

@@ -90,11 +90,17 @@ class _Protected(Protocol):
 
 
 def require_buffered(rounds: RoundsSection, strategy: Strategy, protection: _Protected, *, turns: int) -> None:
-    """Raise `SettingsError` where a study's circles, or its sites, cannot go each at its own pace."""
+    """Raise `SettingsError` where a study's circles, or its sites, cannot do what is asked of them at their pace."""
     if rounds.unit == "site" and not rounds.is_buffered:
         raise SettingsError(
             'rounds.unit = "site" is for buffered rounds',
             advice='write rounds.mode = "buffered", or leave the unit out',
+        )
+    if strategy.asks_circles and protection.recovery:
+        raise SettingsError(
+            f"strategy {strategy.name!r} asks whole circles for some of the blocks, and with recovery there are none",
+            advice="write protection.recovery = false, or let each site send all blocks or decide itself (of aifed: "
+            'gating = "none", "rank" or "site")',
         )
     if not rounds.is_buffered:
         return
@@ -124,12 +130,6 @@ def _require_sites(rounds: RoundsSection, strategy: Strategy, protection: _Prote
         )
     # A change counts once and is then forgotten. Whatever keeps or moves towards a site's model would have to open it.
     merging = strategy.merging(rounds.merging, largest=1.0)
-    if strategy.asks_circles:
-        raise SettingsError(
-            f'strategy {strategy.name!r} asks whole circles for some of the blocks, and rounds.unit = "site" has none',
-            advice='let each site send all blocks, or decide itself (aifed: gating "none", "rank" or "site"), or write '
-            'rounds.unit = "circle"',
-        )
     if merging.kind != "delta":
         raise SettingsError(
             f'rounds.unit = "site" adds up changes, and strategy {strategy.name!r} merges otherwise here',

@@ -6,13 +6,14 @@ section, as after `secure-fl run --set`.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import model_validator
+from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 
 from secure_fl.errors import SettingsError
-from secure_fl.settings import Settings, nearest
+from secure_fl.settings import Settings, explain, nearest
 
 if TYPE_CHECKING:
     from secure_fl.strategies.base import Strategy
@@ -32,7 +33,6 @@ WORDS: Mapping[str, str] = {
     "nodes": "simulation.nodes",
     "partition": "simulation.partition",
 }
-_IN_PYTHON = {"task": str, "strategy": str, "protection": str, "rounds": int}
 
 
 class Shorthand(Settings):
@@ -77,13 +77,26 @@ class Shorthand(Settings):
     @classmethod
     def _sections(cls, values: Any) -> Any:
         """`Study(rounds=5)` is a natural mistake, since `rounds` is also a section."""
-        for word, kind in _IN_PYTHON.items():
-            if isinstance(values, Mapping) and isinstance(values.get(word), kind):
-                raise ValueError(
-                    f"{word!r} is a section of a study; in Python write Study.of({word}={values[word]!r}), "
-                    f"in a file [{WORDS[word].partition('.')[0]}] {WORDS[word].partition('.')[2]} = …"
-                )
+        for word, key in WORDS.items() if isinstance(values, Mapping) else ():
+            given, (section, _, name) = values.get(word), key.partition(".")
+            if given is None or isinstance(given, Mapping | Settings):
+                continue
+            said = getattr(given, "__qualname__", reprlib.repr(given))  # of a class the name that it has in Python
+            is_section = word in cls.model_fields
+            raise ValueError(
+                f"{word!r} is {'a' if is_section else 'no'} section of a study; in Python write "
+                f"Study.of({word}={said}), in a file [{section}] {name} = …"
+            )
         return values
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explained(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """`Study(...)` says what is wrong as `parse` does. A study is no part of another value, so nothing is lost."""
+        try:
+            return handler(values)
+        except ValidationError as error:
+            raise explain(cls, error, "") from None
 
 
 def apply(table: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from secure_fl import limits
-from secure_fl.settings import Settings
+from secure_fl.settings import PathText, Settings
 from secure_fl.tasks.partition import PartitionSettings
 
 
@@ -26,7 +26,7 @@ class SimulationSection(Settings):
     # machine's cores, as sites on machines of their own do not.
     seconds: float = Field(0.0, ge=0, le=3600)
     slow: dict[str, float] = Field(default_factory=dict)  # site → how many times longer it trains
-    path: str = ""  # data of a task that reads files, divided among the sites; relative to where `run` is started
+    path: PathText = ""  # data of a task that reads files, divided among the sites; relative to where `run` is started
     format: str = ""
 
     def partition_settings(self) -> PartitionSettings:

@@ -173,8 +173,9 @@ class Task(ABC):
 
     settings: TaskSettings
 
-    def __init__(self, settings: TaskSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: TaskSettings | None = None) -> None:
+        # Parsed, so that a setting without a default is asked for by name.
+        self.settings = self.Settings.parse({}, where="task") if settings is None else settings
 
     @abstractmethod
     def model(self) -> nn.Module:

@@ -11,7 +11,8 @@ from urllib.request import getproxies, proxy_bypass
 import grpc
 import grpc.aio
 
-from secure_fl.errors import MalformedMessageError, NetworkError, SettingsError
+from secure_fl.addresses import split_address
+from secure_fl.errors import MalformedMessageError, NetworkError
 from secure_fl.identity.certificates import Certificate, utc_now
 from secure_fl.identity.party_file import DialingFile
 from secure_fl.identity.pinning import fetch_pinned
@@ -36,7 +37,7 @@ async def dial_pinned(file: DialingFile) -> tuple[grpc.aio.Channel, Certificate]
     fingerprint are verified, and gRPC is then given exactly that certificate as its only root of trust.
     """
     section = file.dialing
-    host, port = _split(section.coordinator)
+    host, port = split_address(section.coordinator)
     proxy = section.proxy or _environment_proxy(host)
     credential = file.credential()
     pinned = await asyncio.to_thread(
@@ -127,10 +128,3 @@ def _options(proxy: str | None) -> list[tuple[str, str | int]]:
     if proxy:
         options.append(("grpc.http_proxy", proxy))
     return options
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
-        raise SettingsError(f"coordinator: {address!r} is not host:port")
-    return host.strip("[]"), int(port)

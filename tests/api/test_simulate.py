@@ -247,6 +247,24 @@ def test_a_task_and_a_strategy_of_this_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_own_strategies")
+def test_a_task_object_without_settings_has_its_own_defaults(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32)
+    wines = wine(rows)
+    study = Study.of(rounds=1, protection="none")
+    done = simulate(study, task=wines(), nodes=3, progress=False, out=tmp_path / "out")
+    assert done.study.task.settings == {"classes": 2}
+    assert Gentle().explain() == Gentle(Gentle.Settings()).explain()
+    assert strategies.resolve("aifed")().settings == strategies.settings("aifed")()
+
+    class Named(wines):  # type: ignore[misc, valid-type]
+        class Settings(TaskSettings):
+            column: str
+
+    with pytest.raises(SettingsError, match=r"task\.column: this key is required"):
+        Named()
+
+
+@pytest.mark.usefixtures("no_own_strategies")
 def test_other_processes_cannot_have_them(tmp_path: Path) -> None:
     rows = np.zeros((9, 4), np.float32)
     for wanted in ({"task": wine(rows)}, {"task": wine(rows)(Rows())}, {"strategy": Gentle}):

@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 from secure_fl import tasks
 from secure_fl.bench.asynchronous import METHODS, Plan, simulate
-from secure_fl.bench.simulated import Course, Federation, Method, Outcome, by_labels
+from secure_fl.bench.simulated import Course, Federation, Method, Outcome, _Opened, by_labels
 from secure_fl.bench.virtual import Clock, Profile, profiles
 from secure_fl.blocks import Blocks
 from secure_fl.cli import app
+from secure_fl.encoding.integers import BlockSum
 from secure_fl.errors import SettingsError, UnknownNameError, UsageError
 from secure_fl.strategies.merging import MergeSettings
+from secure_fl.study.turns import Turn
 from secure_fl.tasks.base import Source
 
 SITES = 8
@@ -94,6 +96,31 @@ def test_circles_that_wait_for_each_other_are_the_synchronous_run(
     _, expected = run(federation, METHODS["sync"])
     for name, vector in expected.items():
         np.testing.assert_allclose(found[name], vector, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("gate", ["none", "rank", "site"])
+def test_a_flush_of_all_sites_is_the_synchronous_run_with_every_gate(federation: Federation, gate: str) -> None:
+    method = METHODS[f"aifed-sites10-{gate}"]
+    _, found = run(federation, replace(method, buffer=SITES))
+    _, synchronous = run(federation, replace(method, merge=None, one_sum=False, drawn=1.0))
+    assert same(found, synchronous)
+
+
+def test_blocks_that_would_show_a_site_stay_closed_and_whoever_sent_none_counts(federation: Federation) -> None:
+    """As in a flush of the product: eight sites, of which all, five, seven or three send a block."""
+    course = Course(federation, METHODS["aifed-sites10-rank"], profiles("tenth", SITES, 0), size=4)
+    senders = {"all": range(8), "five": range(5), "seven": range(7), "three": range(3)}
+    opened = []
+    for site in range(SITES):
+        sums = {
+            name: BlockSum(total=np.full(1, 64, np.int64), weight=64, contributors=1)
+            for name, who in senders.items()
+            if site in who
+        }
+        opened.append(_Opened(turn=Turn(circle=site, number=1, base=0), sums=sums, bytes_up=0, bytes_down=0))
+    means = course._decoded(opened)
+    assert {name: block.contributors for name, block in means.items()} == {"all": 8, "five": 5}
+    assert means["five"].mean[0] == pytest.approx(means["all"].mean[0] * 5 / 8)
 
 
 def test_single_sites_come_when_they_are_done_and_old_work_weighs_less(federation: Federation) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import secure_fl.cli
 from coordinator.operations import Operations
 from secure_fl.cli import app
-from secure_fl.errors import LateMessageError
 from secure_fl.results.card import ModelCard
 from secure_fl.results.record import StudyRecord
 from secure_fl.study.settings import Study
@@ -19,7 +20,7 @@ from tests.support.edge import Edge, at_the_edge
 
 @pytest.mark.parametrize("rounds", [0, 1])
 def test_an_untrained_model_is_exported_only_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rounds: int
 ) -> None:
     async def scenario(edge: Edge) -> None:
         file = edge.operator()
@@ -41,10 +42,13 @@ def test_an_untrained_model_is_exported_only_by_its_name(
         out = tmp_path / "model.safetensors"
         command = ["study", "export", "study", "--out", str(out), "--as", str(operator)]
         if not rounds:
-            refused = CliRunner().invoke(app, command)
-            assert isinstance(refused.exception, LateMessageError)
-            assert "its model is untrained" in refused.exception.message
-            assert "--untrained" in refused.exception.hint
+            monkeypatch.setattr(sys, "argv", ["secure-fl", *command])
+            with pytest.raises(SystemExit) as left:
+                secure_fl.cli.main()
+            assert left.value.code == 7
+            message, advice = capsys.readouterr().err.splitlines()
+            assert message.startswith("secure-fl: the study has not finished a round: its model is untrained")
+            assert "--untrained" in advice
             assert not out.exists()
             command.append("--untrained")
         done = CliRunner().invoke(app, command)

@@ -114,7 +114,7 @@ def oracle(fed: Federation, record: StudyRecord) -> Blocks:
             assert one.base is not None
             assert one.staleness == newest - one.base
             weights.append(max(floor, round(64 * discount("root", newest - one.base))))
-            changes.append(_update(one.members[0], one.base + 1, versions[one.base]))
+            changes.append(update_of(one.members[0], one.base + 1, versions[one.base]))
         for name in tuple(current):
             mean = np.average([change[name] for change in changes], axis=0, weights=weights)
             current[name] = (current[name] + len(changes) / SITES * mean).astype(np.float32)
@@ -131,7 +131,7 @@ def last_version(fed: Federation) -> Blocks:
     return start.layout.unflatten((fed.workspace.study_state / "objects" / stored.object.hex()).read_bytes())
 
 
-def _update(site: str, number: int, received: Blocks) -> Blocks:
+def update_of(site: str, number: int, received: Blocks) -> Blocks:
     seed = int.from_bytes(hashlib.sha256(f"{site}/{number}".encode()).digest()[:8], "little")
     rng = np.random.default_rng(seed)
     return {

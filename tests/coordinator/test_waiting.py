@@ -15,6 +15,7 @@ import node.repair
 from coordinator.operations import Operations
 from node.approvals import Approval, Approvals
 from node.config import NodeFile
+from node.link import GrpcConnector
 from node.local import InlineExecutor
 from node.service import Node
 from node.training.jobs import Job
@@ -236,5 +237,30 @@ def test_a_revoked_site_is_named_as_such_also_if_it_has_not_been_connected_befor
         assert "waiting: 0 of 3 needed" in waiting_words(after)[0]
         assert "site-02: its certificate is revoked" in waiting_words(after)[0]
         assert site_words(after.sites[2]) == "not connected"
+
+    at_the_edge(tmp_path, scenario)
+
+
+def test_the_sites_that_are_there_are_counted_beside_one_that_was_revoked(tmp_path: Path) -> None:
+    async def scenario(edge: Edge) -> None:
+        runner = edge.coordinator.runners[edge.workspace.study.id]
+        edge.coordinator.start(runner)
+        files = [edge.node_file(name) for name in ("site-01", "site-02", "site-03")]
+        nodes = [Node(file, GrpcConnector(file), FakeTraining()) for file in (files[0], files[2])]
+        tasks = [asyncio.create_task(node.run()) for node in nodes]
+        async with connect(edge.operator()) as lead:
+
+            async def told(words: str) -> None:
+                while waiting_words((await lead.status())[0]) != (words,):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+            await told("waiting: 2 of 3 needed; site-02: not connected")
+            edge.authority.revoke("site-02")
+            with pytest.raises(CertificateError):
+                await first_messages(files[1])
+            await told("waiting: 2 of 3 needed; site-02: its certificate is revoked")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     at_the_edge(tmp_path, scenario)

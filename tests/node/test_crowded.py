@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import node.session
 from coordinator.sessions import Hub
+from node.config import NodeFile
+from node.link import GrpcConnector
 from node.service import Node
 from secure_fl.errors import DuplicateSessionError
+from secure_fl.transport.base import Connector
 from secure_fl.transport.local import LocalConnector
 from tests.support.edge import Edge, at_the_edge, hello
 from tests.support.training import FakeTraining
 
 
-def sessions_of_two(folder: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> int:
-    """How often two nodes with one certificate are welcomed in a while."""
+def in_this_process(file: NodeFile, edge: Edge) -> Connector:
+    connector = LocalConnector(file.credential().certificate)
+    connector.service = edge.coordinator.hub
+    return connector
+
+
+def over_tls(file: NodeFile, _edge: Edge) -> Connector:
+    return GrpcConnector(file)
+
+
+def sessions_of_two(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    seconds: float,
+    until: Callable[[], bool] = lambda: False,
+    connect: Callable[[NodeFile, Edge], Connector] = in_this_process,
+) -> int:
+    """How often two nodes with one certificate are welcomed in a while, or until enough has happened."""
     welcomed = 0
 
     async def scenario(edge: Edge) -> None:
@@ -37,10 +59,11 @@ def sessions_of_two(folder: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: f
             (folder / name).mkdir()
             copy = file.model_copy(update={"state": file.state.model_copy(update={"folder": str(folder / name)})})
             copy._folder = file._folder
-            connector = LocalConnector(file.credential().certificate)
-            connector.service = edge.coordinator.hub
-            tasks.append(asyncio.create_task(Node(copy, connector, FakeTraining()).run()))
-        await asyncio.sleep(seconds)
+            tasks.append(asyncio.create_task(Node(copy, connect(copy, edge), FakeTraining()).run()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not until():  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -57,6 +80,25 @@ def test_they_are_told_and_leave_each_other_time(
     (said,) = [record.message for record in caplog.records if "certificate" in record.message]
     assert said.startswith("another process connected with this site's certificate → stop the other node; ")
     assert said.endswith("next try in about 10.0 s")
+
+
+def test_over_tls_both_are_told_and_wait_longer_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pauses() -> list[str]:
+        said = [record.message for record in caplog.records if record.name == "node.session"]
+        told = [line for line in said if line.startswith("another process connected with this site's certificate")]
+        return [line.rpartition("next try in about ")[2] for line in told]
+
+    def both_twice() -> bool:
+        return pauses().count("1.0 s") == 2
+
+    monkeypatch.setattr(node.session, "_CROWDED_SECONDS", 0.5)
+    with caplog.at_level(logging.WARNING, logger="node.session"):
+        sessions_of_two(tmp_path, monkeypatch, seconds=20, until=both_twice, connect=over_tls)
+    # A pause doubles each time its own node is told: no node has the same one twice.
+    assert both_twice()
+    assert pauses().count("0.5 s") == 2
 
 
 def test_without_a_pause_of_its_own_they_would_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

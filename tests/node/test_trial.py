@@ -7,11 +7,14 @@ import contextlib
 import hashlib
 import io
 import json
+import select
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import pytest
 import tomli_w
@@ -86,7 +89,7 @@ def everything(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No connection can be made, and scratch files lie where one can look."""
+    """Python can make no connection, and scratch files lie where one can look."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -99,13 +102,39 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return scratch
 
 
+@pytest.fixture
+def coordinator() -> Iterator[socket.socket]:
+    """Where the node's coordinator would be. gRPC connects below Python's sockets: only who listens can tell."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+def knocked(listening: socket.socket, *, within: float = 0) -> bool:
+    """Whether anybody has connected, also if it has hung up since."""
+    return bool(select.select([listening], [], [], within)[0])
+
+
+def test_a_call_that_grpc_makes_would_be_noticed(nowhere: Path, coordinator: socket.socket) -> None:
+    async def call() -> bool:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{coordinator.getsockname()[1]}") as channel:
+            assert not knocked(coordinator)
+            channel.get_state(try_to_connect=True)
+            return await asyncio.to_thread(knocked, coordinator, within=10)
+
+    assert asyncio.run(call())
+
+
 @pytest.mark.parametrize("settings", [{}, NOISE], ids=["plain", "noise"])
-def test_nothing_is_sent_charged_or_kept(tmp_path: Path, nowhere: Path, settings: dict[str, Any]) -> None:
+def test_nothing_is_sent_charged_or_kept(
+    tmp_path: Path, nowhere: Path, coordinator: socket.socket, settings: dict[str, Any]
+) -> None:
     fed, file, study = federation(tmp_path, settings)
+    edit(file, "node", coordinator=f"127.0.0.1:{coordinator.getsockname()[1]}")
     before = everything(fed.workspace.folder)
     code, found = tried(file, study)
     assert code == 0, found
     assert found["leaves"]["blocks"]
+    assert not knocked(coordinator)
     assert everything(fed.workspace.folder) == before
     assert list(nowhere.glob("secure-fl-*")) == []
     assert [path for path in nowhere.rglob("*") if path.is_file()] == []  # torch itself makes an empty folder.

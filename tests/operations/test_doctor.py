@@ -24,6 +24,7 @@ from node import trial
 from node.store import NodeStore
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import utc_now
+from secure_fl.operations import doctor as checks
 from secure_fl.settings import read_toml
 from tests.support.processes import ROOT, Processes
 
@@ -46,6 +47,14 @@ def node_doctor(*arguments: str | Path) -> tuple[int, dict[str, dict[str, Any]]]
     with contextlib.redirect_stdout(io.StringIO()) as told:
         code = node.doctor.main([*map(str, arguments), "--json"])
     return code, {finding["check"]: finding for finding in json.loads(told.getvalue())["checks"]}
+
+
+def start(module: str, file: Path) -> subprocess.CompletedProcess[str]:
+    """What `secure-fl MODULE serve FILE` becomes, where it ends by itself."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", module, str(file)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +120,68 @@ def test_the_installation_alone() -> None:
     code, found = doctor()
     assert code == 0
     assert "torch" in found["installation"]["message"]
+
+
+def test_a_check_that_raises_whatever_it_likes_is_a_finding_and_the_others_go_on() -> None:
+    def broken() -> str:
+        raise ZeroDivisionError("a value of a file")
+
+    found = list(checks.examine([("one", broken), ("two", lambda: "fine")]))
+    assert [(finding.check, finding.state) for finding in found] == [("one", "failed"), ("two", "ok")]
+    assert found[0].message.startswith("unexpected ZeroDivisionError (test_doctor.py, line ")
+    assert "a value of a file" not in found[0].message
+    assert "please report it" in found[0].fix
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "says"),
+    [
+        (
+            "coordinator",
+            {"address": "0.0.0.0:84430"},
+            "coordinator.address: must be host:port, with a port up to 65535",
+        ),
+        ("state", {"folder": "a\0b"}, "state.folder: a path has no character NUL in it"),
+    ],
+)
+def test_what_no_address_and_no_path_can_be_is_named_by_the_doctor_and_at_the_start(
+    running: Processes, tmp_path: Path, section: str, changes: dict[str, Any], says: str
+) -> None:
+    table = read_toml(running.workspace.coordinator_file)
+    file = edit(tmp_path / "coordinator.toml", table, section, **changes)
+    code, found = doctor(file)
+    assert code == 1
+    assert (found["file"]["state"], found["file"]["message"].partition(" (got")[0]) == ("failed", says)
+    done = start("coordinator", file)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"coordinator: {says} (got ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "says"),
+    [
+        ("node", {"coordinator": "127.0.0.1:84430"}, "node.coordinator: must be host:port, with a port up to 65535"),
+        ("node", {"certificate": "a\0b.pem"}, "node.certificate: a path has no character NUL in it"),
+        ("datasets", {"other": {"path": "a\0b"}}, "datasets.other.path: a path has no character NUL in it"),
+        ("policy", {"tasks": ["a\0b/w.py:W"]}, "policy.tasks, entry 1: a path has no character NUL in it"),
+    ],
+)
+def test_the_same_at_a_node(site: Path, section: str, changes: dict[str, Any], says: str) -> None:
+    code, found = node_doctor(edit(site, read_toml(site), section, **changes))
+    assert code == 1
+    assert (found["file"]["state"], found["file"]["message"].partition(" (got")[0]) == ("failed", says)
+
+
+def test_the_doctor_of_an_operator_tells_a_broken_file_like_any_other_finding(tmp_path: Path) -> None:
+    file = edit(
+        tmp_path / "operator.toml",
+        {"operator": {"coordinator": "hub:84430", "certificate": "a.pem", "fingerprint": "0" * 64}},
+    )
+    code, found = doctor(file)
+    assert code == 1
+    assert set(found) == {"installation", "file"}
+    assert "operator.coordinator: must be host:port" in found["file"]["message"]
 
 
 def broken_key(site: Path) -> None:
@@ -274,21 +345,11 @@ def test_a_second_process_does_not_share_a_state_folder(running: Processes, site
     if module == "coordinator":
         file, folder = running.workspace.coordinator_file, running.workspace.coordinator_state
 
-    def start() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-P", "-m", module, str(file)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-
     if module == "node":
         with only_process(folder):
-            done = start()
+            done = start(module, file)
     else:
-        done = start()  # the one that runs holds it
+        done = start(module, file)  # the one that runs holds it
     assert done.returncode == 6
     assert "another process works here" in done.stderr
 

@@ -110,6 +110,15 @@ def expired(site: Path) -> None:
     past.issue("node", "hospital-a", days=5, renew=True).save(site.parent)
 
 
+def clock_behind(site: Path) -> None:
+    """The authority's clock is right, and this machine's ten days behind it."""
+    pki = site.parents[1] / "authority" / "pki"
+    ahead = Authority.open(pki, now=lambda: utc_now() + timedelta(days=10))
+    for path in site.parent.glob("node-hospital-a*"):
+        path.unlink()
+    ahead.issue("node", "hospital-a", renew=True).save(site.parent)
+
+
 def another_name(site: Path) -> None:
     change(site, "node", name="hospital-b")
 
@@ -175,6 +184,7 @@ MISTAKES: list[tuple[Callable[[Path], None], Callable[[Path], int], int, str, st
     (wrong_ca, serve, 5, "is not the authority that signed this certificate", "correct [node] ca or certificate"),
     (no_reply_yet, serve, 5, "node-hospital-a.pem: cannot be read", "secure-fl node join REPLY"),
     (expired, serve, 5, "expired on", "secure-fl pki renew"),
+    (clock_behind, serve, 5, "not valid before", "check the clock"),
     (another_name, serve, 5, "belongs to the node 'hospital-a', not to 'hospital-b'", "[node] name"),
     (no_state_folder, serve, 6, "cannot be created", "correct [state] folder"),
     (no_state_folder, status, 6, "node.toml/state/approvals.json: the list of approvals cannot", "[state] folder"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -160,6 +161,11 @@ def check_finished(machines: Machines, said: str) -> None:
     card = (folder / "lead" / "wards.md").read_text()
     assert wards["study_id"] in card
     assert "trained: 5 of 5 rounds" in card
+    with (folder / "lead" / "wards.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["round"] for row in table] == ["0", "1", "2", "3", "4", "5"]
+    assert float(table[5]["auc"]) == wards["record"]["rounds"][-1]["metrics"]["auc"]
+    assert (table[0]["sites"], table[5]["sites"]) == ("", "3")
     for study in ("second", "heart-4"):
         stopped = status(machines, study)
         assert (stopped["state"], stopped["reason"]) == ("aborted", "StudyStopped")

@@ -1,8 +1,9 @@
-"""`secure-fl study report`: only of the study that was asked for, and only once there is something to report."""
+"""`secure-fl study report` and `history`: only of the study that was asked for, and only once it has begun."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from secure_fl.api.operator import Operator
 from secure_fl.cli import deployed
 from secure_fl.errors import LateMessageError, MalformedMessageError
+from secure_fl.results.history import COLUMNS, history, write_csv
 from secure_fl.results.record import StudyRecord
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.study.settings import Study
@@ -57,16 +59,39 @@ def test_a_record_without_settings_is_still_a_report(answer: Answer, tmp_path: P
     assert "The study file" not in (tmp_path / "report.html").read_text()
 
 
-def test_nothing_is_written_before_the_first_round(answer: Answer, tmp_path: Path) -> None:
+Write = Callable[[str, Path], None]
+
+
+@pytest.mark.parametrize("write", [deployed.report, deployed.history])
+def test_nothing_is_written_before_the_first_round(answer: Answer, tmp_path: Path, write: Write) -> None:
     answer(None)
     with pytest.raises(LateMessageError, match="has not begun"):
-        deployed.report(STUDY.id, tmp_path / "report.html")
+        write(STUDY.id, tmp_path / "written")
     assert not list(tmp_path.iterdir())
 
 
+def test_the_history_is_that_of_a_run_as_a_file_and_as_a_table(
+    answer: Answer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(record())
+    deployed.history(STUDY.id, tmp_path / "history.csv")
+    assert capsys.readouterr().out == f"{tmp_path / 'history.csv'}: 3 of 3 rounds, running\n"
+    write_csv(tmp_path / "expected.csv", history(record()))
+    assert (tmp_path / "history.csv").read_bytes() == (tmp_path / "expected.csv").read_bytes()
+    # Under "aggregate" no single site is in it.
+    assert (tmp_path / "history.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
+    found = Operator().history(STUDY.id, tmp_path / "again.csv")
+    assert list(found.columns) == list(COLUMNS)
+    assert found["round"].tolist() == [row["round"] for row in history(record())]
+    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "expected.csv").read_bytes()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert Operator().history(STUDY.id) == history(record())
+
+
 @pytest.mark.parametrize("changes", [{"study_id": "5a" * 32}, {"settings": Study().canonical().decode()}])
-def test_another_study_is_refused(answer: Answer, tmp_path: Path, changes: dict[str, str]) -> None:
+@pytest.mark.parametrize("write", [deployed.report, deployed.history])
+def test_another_study_is_refused(answer: Answer, tmp_path: Path, changes: dict[str, str], write: Write) -> None:
     answer(record(**changes))
     with pytest.raises(MalformedMessageError, match="another study"):
-        deployed.report(STUDY.id, tmp_path / "report.html")
+        write(STUDY.id, tmp_path / "written")
     assert not list(tmp_path.iterdir())

@@ -53,6 +53,29 @@ def test_a_slip_in_python_is_named_at_once() -> None:
         Study.of({"task.hiden": 3}, task=Digits)  # a class that is here already
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"task": "digits"},
+            r"^'task' is a section of a study; in Python write Study\.of\(task='digits'\), in a file \[",
+        ),
+        ({"task": Digits}, r"write Study\.of\(task=Digits\), in a file \[task\] name = …$"),
+        ({"privacy": "dp-sgd"}, r"write Study\.of\(privacy='dp-sgd'\), in a file \[privacy\] mode = …$"),
+        ({"nodes": 5}, r"^'nodes' is no section of a study; in Python write Study\.of\(nodes=5\)"),
+        ({"rouns": {}}, r"^unknown key 'rouns'; did you mean 'rounds'\?$"),
+        ({"study": {"rounds": 0}}, r"^study\.rounds: must be from 1 to 100000 \(got 0\)$"),
+    ],
+)
+def test_a_study_made_without_of_says_what_to_write(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Study(**given)
+    with pytest.raises(SettingsError, match=message):
+        Study.parse(given)
+    section = Study.of(rounds=3).study
+    assert Study(study=section) == Study.parse({"study": {"rounds": 3}}) == Study.of(rounds=3)
+
+
 def test_settings_of_a_strategy_that_is_not_installed_here_are_left_to_whoever_has_it() -> None:
     assert Study.parse({"strategy": {"name": "elsewhere", "their": 1}}).strategy.settings == {"their": 1}
 

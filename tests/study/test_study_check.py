@@ -254,6 +254,14 @@ def test_what_needs_everybody_at_once_does_not_go_with_buffered_rounds(sections:
         study(12, rounds={"mode": "buffered"}, **sections).check()
 
 
+def test_where_there_are_no_circles_none_can_be_asked_for_some_blocks() -> None:
+    strategy, rounds = {"name": "aifed", "gating": "public"}, {"mode": "sync"}
+    study(12, strategy=strategy, rounds=rounds).check()
+    with pytest.raises(SettingsError, match="asks whole circles for some of the blocks") as caught:
+        study(12, strategy=strategy, rounds=rounds, protection={"recovery": True}).check()
+    assert '"rank"' in caught.value.hint
+
+
 SITES: dict[str, Any] = {
     "rounds": {"mode": "buffered", "unit": "site", "merge": "delta"},
     "protection": {"kind": "sealed", "recovery": True},
@@ -269,7 +277,8 @@ SITES: dict[str, Any] = {
         ({}, {"protection": {"kind": "sealed"}}, "from versions that the sites check"),
         ({}, {"strategy": {"name": "fedamp"}}, "combines sites"),
         ({}, {"strategy": {"name": "fedasync"}}, "merges otherwise"),
-        ({}, {"strategy": {"name": "aifed"}}, "merges otherwise|lets each site decide"),
+        ({}, {"strategy": {"name": "aifed", "gating": "public"}}, "asks whole circles for some of the blocks"),
+        ({"merge": "cache"}, {"strategy": {"name": "aifed"}}, "merges otherwise"),
         ({"merge": "cache"}, {}, "merges otherwise"),
         ({"flushes": 3}, {}, "another number than study.rounds"),
         ({"staleness": 257}, {}, "at most 256"),
@@ -282,5 +291,7 @@ def test_single_sites_go_at_their_own_pace_under_few_settings(
         fine = study(6, rounds=SITES["rounds"], protection={"kind": kind, "recovery": True})
         fine.check()
         assert "changing-cohorts" in fine.exceptions
+        for gating in ("none", "rank", "site"):
+            fine.model_copy(update={"strategy": study(strategy={"name": "aifed", "gating": gating}).strategy}).check()
     with pytest.raises(SettingsError, match=message):
         study(6, **{**SITES, **sections, "rounds": {**SITES["rounds"], **rounds}}).check()
