@@ -99,8 +99,10 @@ class AttemptRunner:
         self._opened: Opened | None = None
         self._failed: RoundError | None = None  # in an earlier life of the coordinator
         self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
+        self._unwanted: RoundError | None = None  # why nobody needs any more what it would open
         self._over: SecureFLError | None = None  # what is said to whoever still sends something
         self._away_since: dict[str, float] = {}
+        self._met: set[str] = set() if self._at_own_pace else set(plan.invited)
         # What nodes download for this attempt.
         self._objects = {model.object.sha256, model.first.sha256} - {b""}
         self._reception = Reception(services.files, self._folder)
@@ -109,8 +111,12 @@ class AttemptRunner:
 
     async def begin(self) -> None:
         """Enter the first phase."""
-        self._machine = await in_thread(self._make_machine)
-        self._left = self._machine.left
+        machine = await in_thread(self._make_machine)
+        if self._at_own_pace:  # Everybody is invited, and whoever is not there now is asked when it comes.
+            self._met |= machine.waiting & self._services.sessions.ready(self._study.id)
+            for node in machine.waiting - self._met:
+                machine.leave(node, NotConnectedError.code)
+        self._machine, self._left = machine, machine.left
 
     async def replay(self) -> None:
         """Go through what the store remembers of an attempt that was under way when the coordinator stopped."""
@@ -197,9 +203,19 @@ class AttemptRunner:
         return self._traffic
 
     @property
+    def met(self) -> frozenset[str]:
+        """Who was there to be asked: everybody invited, but where sites join at their own pace."""
+        return frozenset(self._met).union(answer.node for answer in self.answers)
+
+    @property
     def vanished(self) -> set[str]:
         """Who is not waited for before the next attempt; whoever is back is ready anyway."""
         return {node for node, reason in self._left.items() if reason == NotConnectedError.code}
+
+    def give_up(self, error: RoundError) -> None:
+        """Nobody needs what this would open: `collect` raises `error` unless it has opened already."""
+        self._unwanted = error
+        self._pulse.beat()
 
     async def close(self, error: SecureFLError) -> None:
         """From now on nothing enters, and whoever sends something is told `error`. What has entered is whole."""
@@ -219,23 +235,30 @@ class AttemptRunner:
 
     async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
         loop = asyncio.get_running_loop()
-        # Where sites join at their own pace, the first phase ends when enough are there.
-        filling = self._study.study.rounds.filling(self._context.min_cohort) if self._at_own_pace else None
+        if self._at_own_pace:
+            await self._wait_for_enough(machine, deadline)
+            return
         while machine.waiting and loop.time() < deadline:
             if self.plan.kind is RoundKind.DECLARE and self._study.division.is_decided(machine.answered):
                 deadline = min(deadline, 2 * loop.time() - self._began)  # As long again, and no longer.
-            soon = _LONGEST_WAIT
-            if filling is not None:
-                soon = filling.closes_in(there=machine.answered, lacking=machine.lacking, now=loop.time())
+            await self._next_change(min(_LONGEST_WAIT, max(0.01, deadline - loop.time())))
+            self._let_go_of_absent(machine)
+
+    async def _wait_for_enough(self, machine: RoundMachine, deadline: float) -> None:
+        """Where sites join at their own pace, the first phase ends when enough are there, whoever they are."""
+        loop = asyncio.get_running_loop()
+        filling = self._study.study.rounds.filling(self._context.min_cohort)
+        told = False
+        while (machine.waiting or machine.missing) and loop.time() < deadline:
+            soon = filling.closes_in(there=machine.answered, lacking=machine.lacking, now=loop.time())
             if soon <= 0:
                 return
+            if not told and (missing := machine.lacking - len(machine.waiting)) > 0:
+                told = True
+                self._tell_missing(machine, missing)
             await self._next_change(min(_LONGEST_WAIT, soon, max(0.01, deadline - loop.time())))
-            ready = self._services.sessions.ready(self._study.id)
-            for node in machine.waiting:
-                if node in ready:
-                    self._away_since.pop(node, None)
-                elif loop.time() - self._away_since.setdefault(node, loop.time()) > self._services.grace:
-                    machine.leave(node, NotConnectedError.code)
+            await self._welcome(machine)
+            self._let_go_of_absent(machine)
 
     async def _wait_for_holders(self, machine: RoundMachine) -> None:
         """After the deadline, keep waiting (up to `rounds.patience`) while too few who can open it have answered."""
@@ -245,15 +268,30 @@ class AttemptRunner:
         while machine.missing and loop.time() < patience:
             if not told:
                 told = True
-                missing = machine.missing
-                log.warning("%d more sites have to come back for phase %r", missing, machine.phase)
-                self._services.listener(
-                    WaitingForHolders(study_id=self._study.id, phase=machine.phase, missing=missing)
-                )
-            for node in self._services.sessions.ready(self._study.id):
-                if machine.readmit(node):
-                    await self._announce(node)
+                self._tell_missing(machine, machine.missing)
+            await self._welcome(machine)
             await self._next_change(_LONGEST_WAIT)
+
+    def _let_go_of_absent(self, machine: RoundMachine) -> None:
+        """Whoever has been away for long enough is not waited for."""
+        now, ready = asyncio.get_running_loop().time(), self._services.sessions.ready(self._study.id)
+        for node in machine.waiting:
+            if node in ready:
+                self._met.add(node)
+                self._away_since.pop(node, None)
+            elif now - self._away_since.setdefault(node, now) > self._services.grace:
+                machine.leave(node, NotConnectedError.code)
+
+    async def _welcome(self, machine: RoundMachine) -> None:
+        """Whoever was away and is back is asked again."""
+        for node in self._services.sessions.ready(self._study.id):
+            if machine.readmit(node):
+                self._away_since.pop(node, None)
+                await self._announce(node)
+
+    def _tell_missing(self, machine: RoundMachine, missing: int) -> None:
+        log.warning("phase %r waits until so many more sites are there: %d", machine.phase, missing)
+        self._services.listener(WaitingForHolders(study_id=self._study.id, phase=machine.phase, missing=missing))
 
     async def _next_change(self, seconds: float) -> None:
         await self._pulse.next(seconds)
@@ -414,6 +452,8 @@ class AttemptRunner:
     def _require_whole(self) -> None:
         if self._torn is not None:
             raise self._torn
+        if self._unwanted is not None and self._opened is None:
+            raise self._unwanted
 
 
 def upload_folder(plan: Attempt) -> str:

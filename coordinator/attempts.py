@@ -156,15 +156,15 @@ class OpenAttempts:
 
     # --- end ----------------------------------------------------------------------------------------------------
 
-    async def void(self, plan: Attempt, error: RoundError) -> None:
-        """An attempt came to nothing."""
+    async def void(self, plan: Attempt, error: RoundError, *, last: bool = False) -> None:
+        """An attempt came to nothing. `last`: so has its circle's turn."""
         log.warning("attempt %d is void: %s", plan.attempt, error)
         attempt = self._open.get((plan.number, plan.attempt))
         if attempt is not None:
             await attempt.close(LateMessageError(f"round {plan.number} attempt {plan.attempt} is over"))
         if isinstance(error, WrongSharesError):  # Before the attempt is over: the next one goes on without them.
             await self._left_out.add(plan.number, error.blamed)
-        await in_thread(self._services.store.abort_attempt, plan, error.code)
+        await in_thread(self._services.store.abort_attempt, plan, error.code, last=last)
         self.end(plan, committed=False, reason=error.code)
         await in_thread(self._services.files.clear_uploads, upload_folder(plan))
         self._services.listener(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from coordinator.attempt import AttemptRunner
 from coordinator.publication import Publication
 from coordinator.pulse import Pulse
-from coordinator.rounds import RoundResult, RoundServices
+from coordinator.rounds import RoundResult, RoundServices, pause
 from coordinator.shared_model import OpenedTurn
 from coordinator.store import Store, StoredTurn
 from secure_fl.encoding.metrics import require_range
@@ -38,7 +38,6 @@ from secure_fl.threads import in_thread
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN = 0.25
-_LONGEST_PAUSE = 30.0  # between two attempts of a turn that keep failing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class _Buffer:
     """What rests until the next flush."""
 
     waiting: dict[Turn, _Waiting] = field(default_factory=dict)
-    dropped: list[CircleRound] = field(default_factory=list)  # for the record of the next version
+    lost: list[CircleRound] = field(default_factory=list)  # turns that came to nothing, for the next version's record
 
 
 class BufferedRounds:
@@ -74,6 +73,7 @@ class BufferedRounds:
         self._turns = Turns(len(self._circles), pace, declared=declared)
         self._buffer = _Buffer()
         self._asked: dict[Turn, tuple[str, ...]] = {}  # what a turn asks for, in every attempt
+        self._attempts: dict[Turn, AttemptRunner] = {}  # under way
         self._pulse = Pulse()
         self._failed = 0  # flushes in a row that made no model
         self._last_opened = 0.0
@@ -135,14 +135,16 @@ class BufferedRounds:
             attempt = None
 
     async def _take(self, turn: Turn, attempt: AttemptRunner | None) -> None:
-        """Attempt a turn until it is opened; then it rests until it is flushed, or is dropped because it is stale."""
-        services, members, tried = self._services, self._circles[turn.circle], 0
+        """Attempt a turn until it is opened, and rests until it is flushed; or until it is given up."""
+        services, members, tried, failed = self._services, self._circles[turn.circle], 0, 0
         while True:
             if attempt is None:
                 await services.gathering.members(members)
                 if self._turns.is_stale(turn) or self._turns.is_retired(turn.circle):
-                    self._turns.given_up(turn)  # Nobody trains for what would be dropped.
-                    self._dropped(turn, tried)
+                    # Nobody trains for what would be dropped.
+                    reason = StaleTurnError.code if self._turns.is_stale(turn) else BudgetExceededError.code
+                    await in_thread(self._store.give_up_turn, services.resolved.id, turn.number, members)
+                    self._given_up(turn, tried, reason)
                     return
                 if turn not in self._asked:
                     self._asked[turn] = await in_thread(services.model.asked, turn.number - 1)
@@ -156,17 +158,29 @@ class BufferedRounds:
                 )
             tried += 1
             self._begun(turn, attempt)
+            self._attempts[turn] = attempt
             loop = asyncio.get_running_loop()
             try:
                 opened = await attempt.collect()
                 await in_thread(self._require_range, opened)
+                break
+            except StaleTurnError as error:
+                await self._void(attempt, error, last=True)
+                self._given_up(turn, tried, error.code)
+                return
             except (CohortTooSmallError, ProtectionError) as error:
                 services.gathering.vanished(attempt.vanished)
-                await self._void(attempt, error)
+                failed += not attempt.vanished
+                # A site that was there and could not take part may be able to in the next turn, from a newer model.
+                last = failed >= self._limits.attempts
+                await self._void(attempt, error, last=last)
+                if last:
+                    self._given_up(turn, tried, error.code)
+                    return
                 attempt = None
-                await asyncio.sleep(min(_LONGEST_PAUSE, 2.0 ** (tried - 2)) if tried > 1 else 0)
-                continue
-            break
+                await asyncio.sleep(pause(tried))
+            finally:
+                self._attempts.pop(turn, None)
         self._last_opened = loop.time()
         waiting = _Waiting(opened, attempt, tried, loop.time() - attempt.began)
         if self._turns.opened(turn, now=loop.time()):
@@ -176,30 +190,39 @@ class BufferedRounds:
         self._asked.pop(turn, None)
         self._pulse.beat()
 
-    async def _void(self, attempt: AttemptRunner, error: RoundError) -> None:
+    async def _void(self, attempt: AttemptRunner, error: RoundError, *, last: bool = False) -> None:
         """What came to nothing was sent all the same: it counts in the next record of each site."""
         self._services.attempts.count_later(attempt)
-        await self._services.attempts.void(attempt.plan, error)
+        await self._services.attempts.void(attempt.plan, error, last=last)
+
+    def _given_up(self, turn: Turn, tried: int, reason: str) -> None:
+        """The circle is free again."""
+        self._turns.given_up(turn)
+        self._note_lost(turn, tried, reason, asked=self._asked.pop(turn, ()))
+        self._pulse.beat()
 
     async def _drop(self, turn: Turn, opened: _Waiting) -> None:
         """A turn was opened, but too many versions were made in between."""
-        await self._void(opened.attempt, StaleTurnError(f"a turn from version {turn.base} is too old to be merged"))
-        self._dropped(turn, opened.tried, opened)
+        error = _too_old(turn)
+        await self._void(opened.attempt, error, last=True)
+        self._note_lost(turn, opened.tried, error.code, asked=opened.attempt.plan.asked, opened=opened)
 
-    def _dropped(self, turn: Turn, tried: int, opened: _Waiting | None = None) -> None:
+    def _note_lost(
+        self, turn: Turn, tried: int, reason: str, *, asked: tuple[str, ...], opened: _Waiting | None = None
+    ) -> None:
         """The next version's record tells of it."""
-        self._buffer.dropped.append(
+        self._buffer.lost.append(
             CircleRound(
                 members=self._circles[turn.circle],
                 opened=False,
                 attempts=tried,
-                reason=StaleTurnError.code if self._turns.is_stale(turn) else BudgetExceededError.code,
+                reason=reason,
                 turn=turn.number,
                 base=turn.base,
                 staleness=self._turns.version - turn.base,
                 seconds=None if opened is None else opened.seconds,
                 began=None if opened is None else opened.attempt.plan.started,
-                asked=self._asked.get(turn, ()),
+                asked=asked,
             )
         )
 
@@ -240,6 +263,11 @@ class BufferedRounds:
                     log.warning("the circle of %s trains no more: a site's privacy budget is used up", circle[0])
                     self._turns.retire(index)
             if loop.time() > self._last_opened + patience:
+                if resting := tuple(self._buffer.waiting):
+                    # Whoever these waited for does not come. They are no longer in its way, nor it in theirs.
+                    self._last_opened = loop.time()
+                    await self._flush(resting)
+                    continue
                 if self._turns.version:
                     # The model is there; that circles are gone for good is no reason to lose the study.
                     log.warning("training ends with version %d: no circle could be opened", self._turns.version)
@@ -253,11 +281,12 @@ class BufferedRounds:
     async def _flush(self, due: tuple[Turn, ...]) -> None:
         """One version of these turns, in one transaction."""
         resting = {turn: self._buffer.waiting.pop(turn) for turn in due}
+        lost = tuple(self._buffer.lost)  # Others may be while the version is made.
         result = RoundResult(
             opened=_together([one.opened for one in resting.values()]),
             attempts=[one.attempt for one in resting.values()],
             tried=max(one.tried for one in resting.values()),
-            circles=(*(self._recorded(turn, one) for turn, one in resting.items()), *self._buffer.dropped),
+            circles=(*(self._recorded(turn, one) for turn, one in resting.items()), *lost),
         )
         turns = [
             OpenedTurn(
@@ -273,8 +302,9 @@ class BufferedRounds:
             await self._publication.merge(turns, result)
         except (CohortTooSmallError, ProtectionError) as error:
             # The turns are lost, and the model stays as it was. That this happens again and again ends the study.
-            for one in resting.values():
-                await self._void(one.attempt, error)
+            for turn, one in resting.items():
+                await self._void(one.attempt, error, last=True)
+                self._note_lost(turn, one.tried, error.code, asked=one.attempt.plan.asked, opened=one)
             self._turns.forget(due)
             self._failed += 1
             if self._failed >= self._limits.attempts:
@@ -283,9 +313,12 @@ class BufferedRounds:
                 ) from error
             return
         self._failed = 0
-        self._buffer.dropped.clear()
+        del self._buffer.lost[: len(lost)]
         for turn in self._turns.flushed(due):
             await self._drop(turn, self._buffer.waiting.pop(turn))
+        for turn, attempt in self._attempts.items():
+            if self._turns.is_stale(turn):
+                attempt.give_up(_too_old(turn))  # Nobody trains on, or sends, what would be dropped.
         self._pulse.beat()
 
     def _recorded(self, turn: Turn, one: _Waiting) -> CircleRound:
@@ -300,6 +333,10 @@ class BufferedRounds:
             began=one.attempt.plan.started,
             asked=one.attempt.plan.asked,
         )
+
+
+def _too_old(turn: Turn) -> StaleTurnError:
+    return StaleTurnError(f"a turn from version {turn.base} is too old to be merged")
 
 
 def stand(

@@ -95,10 +95,11 @@ class Gathering:
         roster = len(self._resolved.study.study.roster)
         self._listener(Waiting(study_id=self._resolved.id, ready=ready, roster=roster, minimum=minimum))
 
-    async def invited(self) -> tuple[str, ...]:
+    async def invited(self, *, also_absent: bool = False) -> tuple[str, ...]:
         """Wait for the roster, but not again for a site that was missing before, and never below the minimum.
 
-        Whoever is left out is not in it. Raises `StudyAbortedError` if too few are not.
+        Whoever is left out is not in it. Raises `StudyAbortedError` if too few are not. `also_absent`: whoever comes
+        later takes part all the same, so that nobody is waited for once there are enough to begin.
         """
         study = self._resolved.study
         everybody = frozenset(study.study.roster)
@@ -112,6 +113,8 @@ class Gathering:
         told = False
         while True:
             ready = self._ready() & roster
+            if len(ready) >= minimum and also_absent:
+                return tuple(sorted(roster))
             if len(ready) >= minimum and (ready >= roster - self._missing or loop.time() >= patience):
                 break
             if not told:

@@ -36,7 +36,7 @@ class RoundFacts:
     number: int
     kind: RoundKind
     tried: int
-    invited: frozenset[str]
+    invited: frozenset[str]  # and there to be asked
     opened: Opened
     left: Mapping[str, str]  # node → why it did not answer
     answers: Sequence[StoredAnswer]
@@ -66,7 +66,7 @@ class RoundFacts:
             number=number,
             kind=kind,
             tried=result.tried,
-            invited=frozenset(node for attempt in attempts for node in attempt.plan.invited),
+            invited=frozenset(node for attempt in attempts for node in attempt.met),
             opened=result.opened,
             left=dict(ChainMap(*(dict(attempt.left) for attempt in attempts))),
             answers=[answer for attempt in result.attempts for answer in attempt.answers],
@@ -178,7 +178,7 @@ def _node(
     if name in facts.opened.cohort:
         outcome, reason = "took part", ""
     elif name not in facts.invited:
-        outcome, reason = "absent", WrongSharesError.code if left_out else reason
+        outcome, reason = "absent", WrongSharesError.code if left_out else ""
     elif (not reason and (facts.circles or not facts.opened.cohort)) or reason == STILL_TRAINING:
         outcome = "waited"  # for others, without whom nothing was opened
     else:

@@ -44,6 +44,11 @@ _LOOK_AGAIN = 0.25
 _LONGEST_PAUSE = 30.0  # between two attempts of a circle that keep failing
 
 
+def pause(tried: int) -> float:
+    """Seconds before a circle's next attempt: none after the first, which a restart may have cost, then longer."""
+    return min(_LONGEST_PAUSE, 2.0 ** min(tried - 2, 10)) if tried > 1 else 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
     """What a round opened, in which attempts, and which circles it did without."""
@@ -97,6 +102,7 @@ class GatheredRound:
     async def run(self, under_way: Sequence[Attempt]) -> RoundResult:
         """Attempt it until it opens; `StudyAbortedError` when the study's patience is used up."""
         services, waiting = self._services, list(under_way)
+        own_pace = self._kind is RoundKind.TRAIN and services.resolved.study.rounds.by_sites
         while True:
             if not waiting and self._tried >= services.resolved.study.rounds.attempts:
                 raise StudyAbortedError(
@@ -108,7 +114,7 @@ class GatheredRound:
                 services.attempts.settle()
             else:
                 services.attempts.settle()
-                invited = await services.gathering.invited()
+                invited = await services.gathering.invited(also_absent=own_pace)
                 attempt = await services.attempts.plan(self._number, self._kind, invited, services.model)
                 self._tried += 1
             try:
@@ -244,7 +250,7 @@ class CirclesRound:
                 failed, progress.attempt = progress.attempt, None
                 await services.attempts.void(failed.plan, error)
             # At once after a restart; a site that cannot take part is asked again less and less often.
-            await asyncio.sleep(min(_LONGEST_PAUSE, 2.0 ** (progress.tried - 2)) if progress.tried > 1 else 0)
+            await asyncio.sleep(pause(progress.tried))
 
     def _add(self, progress: _Progress, opened: Opened) -> None:
         self._sums.add(opened)

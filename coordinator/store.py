@@ -25,7 +25,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
-from secure_fl.errors import SchemaError, StaleTurnError, StorageError
+from secure_fl.errors import SchemaError, StorageError
 from secure_fl.files import private_folder
 from secure_fl.messages import parse
 from secure_fl.protect.release.history import CombinationRows, OpenedRow, new_rows
@@ -105,6 +105,7 @@ COLLECTING = "collecting"
 COMMITTED = "committed"  # with the round's record
 MERGED = "merged"  # another circle's part of a committed round
 ABORTED = "aborted"
+GIVEN_UP = "given-up"  # aborted, and so is its circle's turn
 
 log = logging.getLogger(__name__)
 
@@ -322,11 +323,20 @@ class Store:
                 opened += new_rows(rows, opened)
         return tuple(opened)
 
-    def abort_attempt(self, attempt: Attempt, reason: str) -> None:
-        """An attempt came to nothing."""
+    def abort_attempt(self, attempt: Attempt, reason: str, *, last: bool = False) -> None:
+        """An attempt came to nothing. `last`: so has its circle's turn, which is not attempted again."""
+        state = GIVEN_UP if last else ABORTED
         with self._transaction() as tx:
-            tx.execute(rounds.update().where(*_where(rounds, attempt)).values(state=ABORTED, reason=reason))
+            tx.execute(rounds.update().where(*_where(rounds, attempt)).values(state=state, reason=reason))
             tx.execute(answers.delete().where(*_where(answers, attempt)))
+
+    def give_up_turn(self, study_id: str, number: int, circle: tuple[str, ...]) -> None:
+        """A turn none of whose attempts is under way is not attempted again."""
+        mine = (rounds.c.study_id == study_id, rounds.c.number == number, rounds.c.state == ABORTED)
+        with self._transaction() as tx:
+            for row in tx.execute(sa.select(rounds.c.attempt, rounds.c.invited).where(*mine)).all():
+                if tuple(row.invited) == circle:
+                    tx.execute(rounds.update().where(*mine, rounds.c.attempt == row.attempt).values(state=GIVEN_UP))
 
     def commit_round(
         self, attempts: Sequence[Attempt], record: RoundRecord, model: StoredModel | None, *, alone: bool = True
@@ -371,7 +381,7 @@ class Store:
                 invited=tuple(row.invited),
                 base=row.model_version,
                 asked=tuple(row.asked or ()),
-                taken=row.state in (COMMITTED, MERGED) or row.reason == StaleTurnError.code,
+                taken=row.state in (COMMITTED, MERGED, GIVEN_UP),
             )
             for row in rows
         )

@@ -108,11 +108,19 @@ class CarriedWork:
         if kept is None:
             return None
         age = number - kept.trained
-        if kept.trained <= self._left() or age > self._limits.staleness or self._is_last(age, attempt):
+        if age > self._limits.staleness:
+            log.warning(
+                "training took %d versions, and work enters a sum until it is %d versions old (rounds.staleness): this "
+                "site trains anew. If that goes on, the study needs a larger rounds.staleness or rounds.buffer",
+                age,
+                self._limits.staleness,
+            )
+        elif kept.trained > self._left() and not self._is_last(age, attempt):
+            return kept
+        else:
             log.info("work of %d flushes ago is not used: this site trains from the newest model", age)
-            self._path.unlink(missing_ok=True)
-            return None
-        return kept
+        self._path.unlink(missing_ok=True)
+        return None
 
     def entered(self, number: int, attempt: int) -> KeptUpdate | None:
         """What entered an earlier attempt at this flush: every attempt at it has the same. None where nothing did.

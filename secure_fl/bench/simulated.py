@@ -41,6 +41,7 @@ Members: TypeAlias = tuple[int, ...]  # sites by number
 
 BITS = 16
 COLLUDERS = 1
+_SO_MANY = WEIGHT_UNITS**2 + COLLUDERS + 1  # sites among whom no weight needs a floor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +182,14 @@ class Course:
         self._packing = Packing(bits=BITS, contributors=together or max(map(len, self.circles)))
         self._codec = FixedPoint(bits=BITS, clip=federation.task.clip)
         self._size = size
+        # Single sites as they are published, which nothing hides, weigh what they weigh.
+        bare = method.circles == "sites" and not method.one_sum
+        self._among = _SO_MANY if bare else size
         start = start_of(federation.task, self._strategy, federation.seed)
         self._layout: Layout = start.layout
         self._versions: dict[int, Blocks] = {0: start.blocks}
         self._state = State()
-        largest = self._codec.largest_mean(lightest=weight_floor(size, COLLUDERS))
+        largest = self._codec.largest_mean(lightest=weight_floor(self._among, COLLUDERS))
         self._largest_step = self._strategy.largest_step(largest)
         self._merging = None if method.merge is None else self._strategy.merging(method.merge, largest=largest)
         self._clock: Clock[_Opened] = Clock()
@@ -316,7 +320,7 @@ class Course:
         weight = quantise_weight(
             site.samples,
             reference_samples=federation.largest,
-            min_cohort=self._size,
+            min_cohort=self._among,
             colluders=COLLUDERS,
             richness=self._strategy.richness(site),
         )

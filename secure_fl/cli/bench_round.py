@@ -16,7 +16,7 @@ from secure_fl import limits
 from secure_fl.bench import round as bench
 from secure_fl.errors import StorageError, UsageError
 from secure_fl.files import write_atomically
-from secure_fl.simulation.progress import human
+from secure_fl.simulation.narrator import human
 
 _MOST_PARAMETERS = 256 * limits.MIB  # 1 GiB of float32: what coordinator and sites take without being told otherwise
 

@@ -17,7 +17,7 @@ from secure_fl.cli.study import remarks
 from secure_fl.errors import BlocksClosedError
 from secure_fl.results.wording import sentences
 from secure_fl.settings import set_dotted
-from secure_fl.simulation.progress import human
+from secure_fl.simulation.narrator import human
 from secure_fl.study.settings import Study
 
 NOTHING_COMBINED = (

@@ -37,7 +37,8 @@ def tell(study: pb.StudyStatus) -> None:
     console = Console()
     console.print(table)
     if study.record:
-        _tell_rounds(with_own_metrics(StudyRecord.from_json(json.loads(study.record))), console)
+        record = with_own_metrics(StudyRecord.from_json(json.loads(study.record)))
+        _tell_rounds(record, console, buffered=bool(circles))
 
 
 def words(study: pb.StudyStatus) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _reason(study: pb.StudyStatus) -> str:
     return f" ({study.reason}: {said})" if study.reason and said != study.reason else f" ({said})" if said else ""
 
 
-def _tell_rounds(record: StudyRecord, console: Console) -> None:
+def _tell_rounds(record: StudyRecord, console: Console, *, buffered: bool) -> None:
     if not record.rounds:
         return
     measured = [name for name in _MEASURES if any(getattr(entry, name) is not None for entry in record.rounds)]
@@ -70,7 +71,7 @@ def _tell_rounds(record: StudyRecord, console: Console) -> None:
     if not measured and not own:
         typer.echo("  no measurement is shared ([metrics] share of the study)")
     table = Table(
-        "round",
+        "version" if buffered else "round",
         *(_MEASURES[name] for name in measured),
         *(name.replace("_", " ") for name in own),
         "sites",
@@ -87,7 +88,8 @@ def _tell_rounds(record: StudyRecord, console: Console) -> None:
             f"  accuracies, losses and errors: {OVER_SITES}" + (f"; {', '.join(own)}: {ALL_ROWS}" if own else "")
         )
     if measured or own:
-        typer.echo("  measured on the model as it was before each round, and at the end on the finished one")
+        when = "by each site on the version that it trained from" if buffered else "on the model before each round"
+        typer.echo(f"  measured {when}, and at the end on the finished one")
 
 
 _MEASURES = {

@@ -119,11 +119,18 @@ def _versions(frame: Frame, merged: _Merged, place: _Places) -> str:
     return svg(frame, f"{len(merged)} turns of {len(place)} circles made {last} versions.", body)
 
 
+def _aged(turns: int, age: int) -> str:
+    """So many turns were so many versions old."""
+    were = "turn was" if turns == 1 else "turns were"
+    more, versions = " or more" * (age == _MOST_AGES), "version" if age == 1 else "versions"
+    return f"{turns} {were} {age}{more} {versions} old"
+
+
 def _ages(frame: Frame, circles: list[CircleRound]) -> str:
     tally = Counter(min(circle.staleness or 0, _MOST_AGES) for circle in circles)
     bars = [
         Bar(
-            tip=f"{tally[age]} turns were {age}{' or more' * (age == _MOST_AGES)} versions old",
+            tip=_aged(tally[age], age),
             tick=str(age),
             above=tally[age],
         )

@@ -23,6 +23,7 @@ class Filling:
         So many sites are there, and so many are lacking before anything may be opened.
         """
         if lacking > 0:
+            self._since = None  # Somebody came who knows another history: there are too few again.
             return math.inf
         if self._since is None:
             self._since = now

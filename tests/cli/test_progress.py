@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from secure_fl.api.progress import NotebookProgress
 from secure_fl.cli.run import _print
 from secure_fl.events import Answered, Event, RoundCommitted, RoundStarted, RoundVoid, SatOut, TurnBegun
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.results.turns import circle_turns
 from secure_fl.rounds import RoundKind
-from secure_fl.simulation.progress import RunProgress, describe_round
+from secure_fl.simulation.narrator import describe_round
+from secure_fl.simulation.progress import RunProgress
 from secure_fl.simulation.turn_progress import TurnsUnderWay, standing
 from secure_fl.study.settings import Study
 from secure_fl.study.simulated import simulated_names
@@ -98,6 +100,32 @@ def test_a_run_speaks_of_turns_and_versions(capsys: pytest.CaptureFixture[str]) 
     assert said[1] == "turn 1 of the circle of site-01, attempt 1: CohortTooSmall"
     assert said[2].startswith("version   1/4  turn 1 of the circle of site-01, from the newest version")
     assert len(said) == 3
+
+
+def test_a_cell_of_a_notebook_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a circle does now, beside the bar; and what has happened, line by line."""
+    cells: list[Any] = []
+
+    class Output:
+        def update(self, cell: Any) -> None:
+            cells.append(repr(cell))
+
+    def display(cell: Any, *, display_id: bool) -> Output:
+        cells.append(repr(cell))
+        return Output()
+
+    progress = NotebookProgress(rounds=4, display=display, buffered=True)
+    progress.listen(begun(FIRST, 1, version=0))
+    assert cells[-1].splitlines() == ["░" * 30 + " 0/4  the circle of site-01 trains (turn 1, from version 0)"]
+    progress.listen(answered(FIRST[0]))
+    assert "waits for 3 of its 4 sites" in cells[-1]
+    progress.listen(RoundVoid(study_id="s", round=1, attempt=1, reason="CohortTooSmall"))
+    progress.listen(RoundCommitted(study_id="s", record=version(1, turn(FIRST, 1, 0, 0))))
+    bar, failed, made = cells[-1].splitlines()
+    assert " 1/4" in bar
+    assert failed == "turn 1 of the circle of site-01, attempt 1: CohortTooSmall"
+    assert made.startswith("version   1/4  turn 1 of the circle of site-01")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_of_single_sites_says_how_many_have_joined_the_next_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -209,8 +209,17 @@ def test_a_coordinator_killed_in_a_flush_loses_and_repeats_no_turn(tmp_path: Pat
         assert np.abs(vector - expected[name]).max() <= 2 * step * len(trained(record)) + 1e-5
 
 
+@pytest.mark.parametrize("point", ["before:commit_round", "after:commit_round"])
+def test_a_coordinator_killed_in_a_flush_of_two_turns_loses_and_repeats_neither(tmp_path: Path, point: str) -> None:
+    record, fed = _killed_and_resumed(tmp_path, point, 2, buffer=2, flush_after=20)
+    assert [len(entry.circles) for entry in trained(record)] == [2] * 6
+    expected, step = oracle(fed, record), (fed.study.protection.clip or 1.0) / 2 ** (fed.study.protection.bits - 1)
+    for name, vector in last_version(fed).items():
+        assert np.abs(vector - expected[name]).max() <= 2 * step * 6 + 1e-5
+
+
 def _killed_and_resumed(
-    folder: Path, point: str, occurrence: int, *, protection: str = "masked"
+    folder: Path, point: str, occurrence: int, *, protection: str = "masked", **rounds: Any
 ) -> tuple[StudyRecord, Federation]:
     async def scenario(fed: Federation) -> StudyRecord | None:
         for name in fed.names:
@@ -219,7 +228,7 @@ def _killed_and_resumed(
             await fed.coordinate(Faults(point, occurrence))
         return await fed.coordinate()
 
-    record, fed = play(folder, scenario, rounds={"flushes": 6}, protection=protection)
+    record, fed = play(folder, scenario, rounds={"flushes": 6, **rounds}, protection=protection)
     assert [entry.number for entry in trained(record)] == [1, 2, 3, 4, 5, 6]
     turns = [(circle, number) for circle, number, _ in turns_of(record)]
     assert len(turns) == len(set(turns)) >= 6
@@ -234,6 +243,19 @@ def test_a_flush_may_wait_for_several_turns(tmp_path: Path) -> None:
 
     record, _ = play(tmp_path, scenario, rounds={"flushes": 3, "buffer": 2, "flush_after": 20})
     assert [len(entry.circles) for entry in trained(record)] == [2, 2, 2]
+
+
+def test_a_flush_waits_for_several_turns_only_so_long(tmp_path: Path) -> None:
+    """One circle never comes. The other's turns are flushed when the first of them has waited."""
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            if name != FIRST[0]:
+                fed.start_node(name)
+        return await fed.coordinate()
+
+    record, _ = play(tmp_path, scenario, rounds={"flushes": 3, "buffer": 2, "flush_after": 0.3, "patience": 60})
+    assert [[turn.members for turn in entry.circles] for entry in trained(record)] == [[SECOND]] * 3
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -16,7 +16,7 @@ from secure_fl.protect.recovery.node import RecoveryNode
 from secure_fl.report.page import render
 from secure_fl.results.record import LeftOut, StudyRecord
 from secure_fl.rpc.protect_recovery_pb2 import RecoveryShares
-from secure_fl.simulation.progress import describe_round
+from secure_fl.simulation.narrator import describe_round
 from tests.coordinator.test_study_runner import finish, play, start_all
 from tests.support.federation import Federation, Killed
 from tests.support.training import Faults

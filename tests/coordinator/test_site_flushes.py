@@ -258,3 +258,40 @@ def test_a_flush_waits_for_more_than_the_fewest_only_so_long(tmp_path: Path) -> 
 
     record, _ = play(tmp_path, scenario, rounds={"buffer": 6, "flush_after": 0.3}, flushes=2)
     assert all(3 <= len(flush.cohort) <= 5 for flush in flushes_of(record))
+
+
+def test_whoever_comes_while_a_flush_waits_is_in_it(tmp_path: Path) -> None:
+    """Five are needed and five are there when the flush begins. One of them leaves, and the sixth comes."""
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        leaving = Faults("train")
+        fed.start_node(fed.names[0], leaving)
+        for name in fed.names[1:5]:
+            fed.start_node(name)
+        study = asyncio.create_task(fed.coordinate(grace=0.3))
+        await asyncio.wait_for(leaving.fired.wait(), 20)
+        while ("waiting-for-holders", 1) not in [(name, facts.get("missing")) for name, facts in fed.events]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert not committed(fed)
+        fed.start_node(fed.names[5])
+        return await study
+
+    # With no time to spare between the deadline and the end of all patience another attempt would not come either.
+    record, fed = play(
+        tmp_path, scenario, protection={"min_cohort": 5}, rounds={"buffer": 5, "patience": 90}, flushes=2
+    )
+    there = tuple(fed.names[1:])
+    assert [(flush.cohort, flush.attempts) for flush in flushes_of(record)] == [(there, 1), (there, 1)]
+    require_oracle(fed, record)
+
+
+def test_a_flush_does_not_wait_for_who_was_never_there(tmp_path: Path) -> None:
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names[1:]:
+            fed.start_node(name)
+        return await fed.coordinate(grace=60)
+
+    record, fed = play(tmp_path, scenario, rounds={"buffer": 6, "gather": 60, "patience": 90}, flushes=3)
+    for flush in flushes_of(record):
+        assert flush.cohort == fed.names[1:]
+        assert [(node.outcome, node.reason) for node in flush.nodes if node.name == fed.names[0]] == [("absent", "")]

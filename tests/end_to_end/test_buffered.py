@@ -136,7 +136,7 @@ def check(run: Buffered, record: StudyRecord) -> None:
     turns = run.study.study.rounds
     for members in (FIRST, SECOND):
         assert [turn.turn for _, turn in merged if turn.members == members] == list(range(1, turns + 1))
-    assert not list((run.fed.workspace.study_state / "spool").rglob("*.*"))
+    assert not [path for path in (run.fed.workspace.study_state / "spool").rglob("*") if path.is_file()]
     went_on = [version == following.base for version, following in in_one_life(run, merged)]
     assert all(went_on), "the faster circle did not go on at once"
     assert len(went_on) >= 3

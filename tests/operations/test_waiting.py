@@ -104,6 +104,7 @@ def test_accuracy_is_shown_round_by_round_where_it_is_shared(
     said = capsys.readouterr().out
     assert "waiting: 1 of 2 needed; b: not approved there yet" in said
     assert ("0.8125" in said) == (accuracy is not None)
+    assert ("measured on the model before each round" in said) == (accuracy is not None)
     assert ("recall" in said and "0.625" in said) == (accuracy is not None)
     assert ("no measurement is shared" in said) == (accuracy is None)
     assert "1 of 2" in said

@@ -449,7 +449,7 @@ def test_turns_of_circles_are_drawn_and_counted() -> None:
         ["2", "1", "0", "33%", "2.0", "2"],
     ]
     assert "version 3: turn 1 of circle 2, begun from version 0" in page
-    assert "1 turns were 2 versions old" in page
+    assert "1 turn was 2 versions old" in page
     plain = study(rounds=2)
     assert "Turns of circles" not in render(plain, summary(plain))
 

@@ -16,7 +16,7 @@ from secure_fl.results.summary import summarise
 from secure_fl.results.wording import sentences
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import operations_pb2 as pb
-from secure_fl.simulation.progress import describe_round
+from secure_fl.simulation.narrator import describe_round
 
 
 def node(name: str, accuracy: float | None, samples: int | None, **more: Any) -> NodeRound:

@@ -168,8 +168,8 @@ def _faulty(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "begin_attempt", "add_answer", "close_phase", "keep_opening", "abort_attempt", "commit_round", "end_study",
-    "add_model",
+    "begin_attempt", "add_answer", "close_phase", "keep_opening", "abort_attempt", "give_up_turn", "commit_round",
+    "end_study", "add_model",
 ):  # fmt: skip
     setattr(FaultyStore, _name, _faulty(_name))
 
