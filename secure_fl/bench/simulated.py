@@ -182,8 +182,8 @@ class Course:
         self._packing = Packing(bits=BITS, contributors=together or max(map(len, self.circles)))
         self._codec = FixedPoint(bits=BITS, clip=federation.task.clip)
         self._size = size
-        # Single sites as they are published, which nothing hides, weigh what they weigh.
-        bare = method.circles == "sites" and not method.one_sum
+        # Single sites that are merged one by one, which nothing hides, weigh what they weigh.
+        bare = method.circles == "sites" and method.merge is not None and not method.one_sum
         self._among = _SO_MANY if bare else size
         start = start_of(federation.task, self._strategy, federation.seed)
         self._layout: Layout = start.layout
