@@ -192,8 +192,8 @@ class BufferedRounds:
 
     async def _void(self, attempt: AttemptRunner, error: RoundError, *, last: bool = False) -> None:
         """What came to nothing was sent all the same: it counts in the next record of each site."""
-        self._services.attempts.count_later(attempt)
         await self._services.attempts.void(attempt.plan, error, last=last)
+        self._services.attempts.count_later(attempt)  # Now: what was still arriving has arrived, or was refused.
 
     def _given_up(self, turn: Turn, tried: int, reason: str) -> None:
         """The circle is free again."""
