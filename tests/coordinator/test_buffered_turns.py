@@ -373,7 +373,7 @@ def test_what_was_too_stale_is_in_the_record_with_its_bytes(
             fed.start_node(name, executor=SlowTraining(0.8 if name in FIRST else 0.02))
         return await fed.coordinate()
 
-    rounds = {"flushes": 30, "staleness": 1, "buffer": buffer, "flush_after": 0.1}
+    rounds = {"flushes": 16, "staleness": 1, "buffer": buffer, "flush_after": 0.1}
     record, fed = play(tmp_path, scenario, rounds=rounds, turns=15)
     slow = next(circle for circle in circle_turns(record) if circle.members == FIRST)
     dropped = [turn for entry in trained(record) for turn in entry.circles if not turn.opened]
