@@ -12,7 +12,6 @@ from coordinator.publication import Publication
 from coordinator.rounds import GatheredRound, RoundResult, RoundServices
 from coordinator.shared_model import OpenedTurn
 from coordinator.store import Store
-from secure_fl.errors import CohortTooSmallError, ProtectionError, StudyAbortedError
 from secure_fl.results.record import CircleRound
 from secure_fl.rounds import RoundKind
 from secure_fl.study.turns import Turn
@@ -31,21 +30,11 @@ class SiteFlush:
     async def run(self) -> None:
         """Go on with what was under way, or begin. Raises `StudyAbortedError` when the study's patience is used up."""
         services, study_id = self._services, self._services.resolved.id
-        for _ in range(services.resolved.study.rounds.attempts):
-            under_way = await in_thread(self._store.open_attempts, study_id)
-            tried = await in_thread(self._store.attempts, study_id, self._number)
-            gathered = GatheredRound(services, self._number, RoundKind.TRAIN, tried=tried)
-            result = await gathered.run(under_way)
-            try:
-                await self._publication.merge([self._turn(result)], self._recorded(result), everybody=True)
-            except (CohortTooSmallError, ProtectionError) as error:
-                for attempt in result.attempts:
-                    await services.attempts.void(attempt.plan, error)
-            else:
-                return
-        raise StudyAbortedError(
-            f"flush {self._number}: what was opened made no model", advice="see the log for which blocks, and why"
-        )
+        under_way = await in_thread(self._store.open_attempts, study_id)
+        tried = await in_thread(self._store.attempts, study_id, self._number)
+        result = await GatheredRound(services, self._number, RoundKind.TRAIN, tried=tried).run(under_way)
+        # Whatever comes of it is a version: what sites sent leaves them once, so that no flush is made again.
+        await self._publication.merge([self._turn(result)], self._recorded(result), everybody=True)
 
     def _turn(self, result: RoundResult) -> OpenedTurn:
         """All sites as one circle that is never old: what is old weighs less already, at its site."""

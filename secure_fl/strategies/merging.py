@@ -234,7 +234,6 @@ class _About:
 class _Memory:
     """What merging remembers: per circle its last arrival's base and weight and, for *cache*, its last model."""
 
-    bases: dict[int, int] = field(default_factory=dict)
     about: dict[int, _About] = field(default_factory=dict)
     models: dict[int, dict[str, Vector]] = field(default_factory=dict)
 
@@ -243,7 +242,6 @@ class _Memory:
         kept: Mapping[str, Any] = state.values.get(_MEMORY, {})
         about = {int(circle): _About(**values) for circle, values in kept.get("models", {}).items()}
         return cls(
-            bases={int(circle): base for circle, base in kept.get("bases", {}).items()},
             about=about,
             models={
                 circle: {name: state.vectors[_vector(circle, name)] for name in each.contributors}
@@ -254,7 +252,6 @@ class _Memory:
     def hear(self, arrivals: Sequence[Arrival]) -> None:
         """Note who arrived."""
         for arrival in arrivals:
-            self.bases[arrival.circle] = arrival.base
             self.about[arrival.circle] = _About(base=arrival.base, share=arrival.share, weight=arrival.weight)
 
     def parts(self) -> dict[int, float]:
@@ -268,7 +265,6 @@ class _Memory:
     def write(self, state: State) -> State:
         own = own_part(state)
         kept = {
-            "bases": {str(circle): base for circle, base in sorted(self.bases.items())},
             "models": {
                 str(circle): {
                     "base": about.base,
@@ -294,7 +290,8 @@ def _require_news(arrivals: Sequence[Arrival], memory: _Memory) -> None:
     if len({arrival.circle for arrival in arrivals}) < len(arrivals):
         raise RoundError("a circle arrives once in a flush")
     for arrival in arrivals:
-        if arrival.base <= memory.bases.get(arrival.circle, -1):
+        before = memory.about.get(arrival.circle)
+        if before is not None and arrival.base <= before.base:
             raise RoundError(f"circle {arrival.circle} has been merged already, from version {arrival.base} or a later")
 
 

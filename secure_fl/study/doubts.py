@@ -29,4 +29,9 @@ def doubts(study: Study) -> tuple[str, ...]:
                 f"rounds.mode = 'buffered', but {len(sites)} sites are one circle: everybody waits for the slowest all "
                 "the same; with more sites there are more circles"
             )
+        elif study.rounds.buffer > 1 and study.rounds.flush_after is None:
+            found.append(
+                f"a version is made of {study.rounds.buffer} turns, and nothing limits how long the first of them "
+                "waits: one absent site may hold up every circle until rounds.patience is over; write rounds.flush_after"
+            )
     return tuple(found)

@@ -131,6 +131,10 @@ def test_a_budget_that_protects_nobody_is_allowed_and_said(tmp_path: Path) -> No
     buffered: dict[str, Any] = {"rounds": {"mode": "buffered"}, "simulation": {"nodes": 6}}
     assert "6 sites are one circle" in doubts(Study.parse(buffered))[0]
     assert doubts(Study.parse({**buffered, "simulation": {"nodes": 8}})) == ()
+    rounds: dict[str, Any] = {"mode": "buffered", "buffer": 2}
+    two: dict[str, Any] = {"simulation": {"nodes": 8}, "rounds": rounds}
+    assert "one absent site may hold up every circle" in doubts(Study.parse(two))[0]
+    assert doubts(Study.parse({**two, "rounds": {**rounds, "flush_after": 60}})) == ()
 
 
 def test_run_says_what_it_chose_and_prints_nothing_else_with_json(tmp_path: Path) -> None:
