@@ -32,6 +32,6 @@ def doubts(study: Study) -> tuple[str, ...]:
         elif study.rounds.buffer > 1 and study.rounds.flush_after is None:
             found.append(
                 f"a version is made of {study.rounds.buffer} turns, and nothing limits how long the first of them "
-                "waits: one absent site may hold up every circle until rounds.patience is over; write rounds.flush_after"
+                "waits: one absent site may hold every circle up until rounds.patience is over; set rounds.flush_after"
             )
     return tuple(found)

@@ -46,6 +46,7 @@ def play(
     *,
     rounds: dict[str, Any] | None = None,
     protection: str = "masked",
+    strategy: dict[str, Any] | None = None,
     turns: int = 20,
 ) -> tuple[StudyRecord, Federation]:
     """Eight sites in two circles."""
@@ -55,6 +56,7 @@ def play(
             "study": {"rounds": turns},
             "protection": {"kind": protection, "recovery": False},
             "rounds": {**ROUNDS, **(rounds or {})},
+            **({} if strategy is None else {"strategy": strategy}),
         }
         fed = Federation(folder / "run", settings, nodes=8)
         assert fed.study.circles() == (FIRST, SECOND)
@@ -216,6 +218,28 @@ def test_a_coordinator_killed_in_a_flush_of_two_turns_loses_and_repeats_neither(
     expected, step = oracle(fed, record), (fed.study.protection.clip or 1.0) / 2 ** (fed.study.protection.bits - 1)
     for name, vector in last_version(fed).items():
         assert np.abs(vector - expected[name]).max() <= 2 * step * 6 + 1e-5
+
+
+def test_a_strategys_state_and_the_circles_last_models_survive_a_kill(tmp_path: Path) -> None:
+    """Server Adam, over an average of models: both remember, and both are of the version that was committed."""
+
+    def made(name: str, kills: tuple[str, ...]) -> Blocks:
+        async def scenario(fed: Federation) -> StudyRecord | None:
+            for site in fed.names:
+                fed.start_node(site)
+            for point in kills:
+                with pytest.raises(Killed):
+                    await fed.coordinate(Faults(point, 2))
+            return await fed.coordinate()
+
+        rounds = {"flushes": 5, "buffer": 2, "flush_after": 20, "merge": "cache"}
+        record, fed = play(tmp_path / name, scenario, rounds=rounds, strategy={"name": "fedopt"})
+        assert [len(entry.circles) for entry in trained(record)] == [2] * 5
+        return last_version(fed)
+
+    undisturbed, killed = made("undisturbed", ()), made("killed", ("before:commit_round", "after:commit_round"))
+    for name, vector in undisturbed.items():
+        assert np.array_equal(vector, killed[name])
 
 
 def _killed_and_resumed(
