@@ -34,6 +34,7 @@ from secure_fl.operations.operator import OperatorFile, connect
 from secure_fl.report import Step, render
 from secure_fl.results.card import ModelCard
 from secure_fl.results.history import COLUMNS, history, write_csv
+from secure_fl.results.measured import Measured
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
@@ -146,9 +147,9 @@ class Operator:
         except SecureFLError:
             path.unlink()  # Without a card nobody would know what it is; it can be fetched again.
             raise
-        last = record.rounds[-1] if record is not None and record.rounds else None
-        figures = {} if last is None else {"accuracy": last.global_accuracy, "mse": last.mean_mse, **last.metrics}
-        card = ModelCard.of(record or _unbegun(found), metrics=figures, names=names)
+        measured = Measured.of(record)
+        known = record or _unbegun(found)
+        card = ModelCard.of(known, metrics=measured.shared, own_metrics=measured.own, names=names)
         page = replace(card, rounds=found.rounds_done, planned_rounds=found.rounds_planned).write(path)
         return Exported(
             path=path,

@@ -9,6 +9,13 @@ from typing import Any
 # same, also those of the shared model. Metrics that a task declares are of the test rows of all sites together.
 OVER_SITES = "mean over sites"
 ALL_ROWS = "all test rows together"
+OWN_ROWS = "the site's own test rows"
+_MEANS = ("accuracy", "loss", "mse", "global_accuracy")
+
+
+def counted(metric: str) -> str:
+    """How sites count in a metric of a whole study."""
+    return OVER_SITES if metric in _MEANS else ALL_ROWS
 
 
 def sentences(summary: Mapping[str, Any]) -> tuple[str, ...]:

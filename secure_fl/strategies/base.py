@@ -105,6 +105,11 @@ class Strategy(ABC):
         return self.request(layout, task.head(layout.names))
 
     @property
+    def predicts_with_shared(self) -> bool:
+        """Whether sites predict with the shared blocks alone, so that all they measure is of the global model."""
+        return self.has_global_model and type(self).inference is Strategy.inference
+
+    @property
     def declares(self) -> bool:
         """Whether sites say which of the requested blocks they share, so that those who share alike can be together."""
         return self.partial

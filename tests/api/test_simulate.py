@@ -151,6 +151,7 @@ def test_every_model_has_a_card(run: Run) -> None:
     )  # fmt: skip
     assert card["metrics"]["accuracy"] == run.summary["global_accuracy"]
     assert card["privacy"] is None
+    assert card["metrics"]["auc"] == run.summary["metrics"]["auc"]
     own = json.loads((run.folder / "nodes" / "site-01" / "model.json").read_text())
     assert (own["model"], own["metrics"]["accuracy"]) == ("site-01", run.summary["nodes"][0]["accuracy"])
 
