@@ -181,14 +181,21 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads", "run")  # after one run: what libraries do when they are imported is theirs
-@pytest.mark.parametrize("where", ["beside", "in this thread"])
-def test_the_process_is_left_as_it_was(tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("privacy", ["none", "dp-sgd"])
+@pytest.mark.parametrize("where", ["beside", "in this thread", "checked only"])
+def test_the_process_is_left_as_it_was(
+    tmp_path: Path, where: str, privacy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "grpc")
+    noise = {"privacy": privacy, "epsilon": 3.0, "delta": 1e-5} if privacy != "none" else {}
+    study = Study.of(task="breast-cancer", nodes=3, rounds=1, **noise)
+    study.check()  # Opacus, too, does things when it is imported.
     before = _state()
     if where == "beside":
-        in_a_loop(**QUICK, rounds=1, out=tmp_path / "out")
+        in_a_loop(study=study, progress=False, out=tmp_path / "out")
+    elif where == "checked only":
+        study.check()
     else:
-        study = Study.of(task="breast-cancer", nodes=3, rounds=1)
         run_study(study, engine="threads", folder=tmp_path / "out", policy={}, listener=lambda _: None)
     after = _state()
     for what, value in before.items():
