@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,38 @@ def test_the_process_is_left_as_it_was(
     after = _state()
     for what, value in before.items():
         assert after[what] == value, what
+
+
+@pytest.mark.usefixtures("two_threads", "run")
+def test_runs_at_once_have_their_own_logs_and_leave_the_process_as_it_was(tmp_path: Path) -> None:
+    before = _state()
+
+    async def notebook() -> list[Run]:
+        lengths = {"short": 1, "long": 3}
+        first = [simulate_async(**QUICK, rounds=rounds, out=tmp_path / name) for name, rounds in lengths.items()]
+        return await asyncio.gather(*first)
+
+    done = asyncio.run(notebook())
+    after = _state()
+    for what, value in before.items():
+        assert after[what] == value, what
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 2
+    for run, other in (done, done[::-1]):
+        lines = (run.folder / "run.log").read_text()
+        assert f"study={run.study.id[:12]}" in lines
+        assert f"study={other.study.id[:12]}" not in lines
+
+
+def test_a_run_logs_to_its_file_alone_and_its_caller_as_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    mine = logging.getLogger("notebook")
+    simulate(**QUICK, rounds=1, out=tmp_path / "out", listener=lambda event: mine.info("%s", type(event).__name__))
+    assert {record.name for record in caplog.records} == {"notebook"}
+    assert "RoundCommitted" in caplog.text
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "a new ledger begins" in log
+    assert "notebook" not in log
 
 
 # --- code that only this process has ----------------------------------------------------------------------------
