@@ -61,10 +61,11 @@ def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> 
         )
     from secure_fl.privacy.readiness import require_layers, require_preprocessing
     from secure_fl.tasks.model_blocks import seeded
+    from secure_fl.tasks.own_code import made_model
 
     require_preprocessing(task)
     with seeded(0):  # Any seed: values do not matter, and whoever checks a study keeps torch's randomness.
-        model = task.model()
+        model = made_model(task)
     require_layers(model)
 
 
