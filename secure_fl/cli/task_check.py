@@ -16,6 +16,7 @@ from secure_fl.operations.doctor import Check
 from secure_fl.privacy.readiness import require_preprocessing, require_ready
 from secure_fl.tasks.base import LocalData, PartitionSettings, Share, Source, Split, Task
 from secure_fl.tasks.code_digest import task_code
+from secure_fl.tasks.files import shown_sha256
 from secure_fl.tasks.metrics import Metric
 from secure_fl.tasks.model_blocks import initial_blocks, layout_of, seeded
 from secure_fl.tasks.own_code import loaded_data, made_model, named_blocks, run_own
@@ -65,9 +66,11 @@ class TaskCheck:
 
     def _find(self) -> str:
         found = tasks.create(self._name, self._settings)
-        code = task_code(type(found)).text
+        code, file = task_code(type(found)).text, shown_sha256(self._name)
         self._task = found
-        return f"{type(found).__name__}, for {found.kind}; {code}"
+        # A site that lists the file is shown that digest by `node approve`, and one that has the module the source's.
+        single = f"; the file with sha256:{file}" if file else ""
+        return f"{type(found).__name__}, for {found.kind}; {code}{single}"
 
     def _preprocessing(self) -> str:
         try:

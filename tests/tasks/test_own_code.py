@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from secure_fl import simulate
 from secure_fl.cli import app
 from secure_fl.errors import SecureFLError, SettingsError
 from secure_fl.tasks import in_process
+from secure_fl.tasks.code_digest import task_code
 
 RIGHT = """
 from secure_fl.tasks.metrics import Auc
@@ -97,6 +99,15 @@ def test_the_task_without_a_mistake_runs(module: Path) -> None:
     module.write_text(RIGHT)
     assert call("task", "check", "own:Wards")[0] == 0
     assert call("run", "--task", "own:Wards", "--engine", "threads", "--nodes", "3", "--rounds", "1")[0] == 0
+
+
+def test_of_a_single_file_the_lead_sees_the_digest_that_sites_are_shown(module: Path) -> None:
+    module.write_text(RIGHT)
+    digest = hashlib.sha256(module.read_bytes()).hexdigest()
+    text = call("task", "check", "own:Wards")[1]
+    assert f"the file with sha256:{digest}" in text  # as `node approve` says it: test_task_files.py
+    assert f"source sha256:{task_code(__import__('own').Wards).digest}" in text  # where the module is on the path
+    assert "the file with" not in call("task", "check", "digits")[1]
 
 
 def test_a_task_that_other_commands_find_is_to_be_checked(module: Path) -> None:
