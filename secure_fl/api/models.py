@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fl import tasks
-from secure_fl.api.hints import shown_hints
 from secure_fl.errors import SettingsError
 from secure_fl.tasks import in_process
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
 
 
-@shown_hints()
 def load_model(path: str | Path, task: str | type[Task] | Task, **settings: Any) -> nn.Module:
     """The model in a safetensors file of a run or of `secure-fl study export`, in evaluation mode.
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.json_format import MessageToDict
 
 from secure_fl import tasks
-from secure_fl.api.hints import shown_hints
 from secure_fl.api.measured import task_of, with_own_metrics
 from secure_fl.api.rows import table
 from secure_fl.errors import (
     LateMessageError,
+    LayoutMismatchError,
     MalformedMessageError,
     SecureFLError,
     SettingsError,
@@ -176,7 +176,6 @@ class Operator:
             write_csv(Path(out), rows)
         return table(rows, COLUMNS)
 
-    @shown_hints()
     def call(self, action: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect, do `action`, and close the connection."""
 
@@ -327,7 +326,13 @@ def _to_torch(path: Path, record: StudyRecord | None, code: type[Task] | None) -
         if task is None:
             return False
         convert(path, path, task, seed=study.study.seed)
+    except LayoutMismatchError as error:
+        if code is not None:
+            error.hint = "name the task that the study has, in the version that its sites have"
+        raise
     except (TaskUnavailableError, UnknownNameError):
+        if code is not None:
+            raise
         return False
     return True
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from secure_fl import strategies, tracking
-from secure_fl.api.hints import shown_hints
 from secure_fl.api.in_thread import Work, await_beside, run_beside
 from secure_fl.api.progress import shown
 from secure_fl.api.run import Run
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 AnyStudy: TypeAlias = Study | Mapping[str, Any] | str | Path | None
 
 
-@shown_hints()
 def simulate(
     study: AnyStudy = None,
     *,
@@ -40,6 +38,12 @@ def simulate(
     rounds: int | None = None,
     nodes: int | None = None,
     seed: int | None = None,
+    name: str | None = None,
+    partition: str | None = None,
+    privacy: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    metrics: str | None = None,
     settings: Mapping[str, Any] | None = None,
     policy: Mapping[str, Any] | None = None,
     engine: str = "threads",
@@ -69,7 +73,8 @@ def simulate(
         study,
         words={
             "task": task, "strategy": strategy, "protection": protection,
-            "rounds": rounds, "nodes": nodes, "seed": seed,
+            "rounds": rounds, "nodes": nodes, "seed": seed, "name": name, "partition": partition,
+            "privacy": privacy, "epsilon": epsilon, "delta": delta, "metrics": metrics,
         },
         settings=settings, policy=policy, engine=engine, out=out, start=start,
         progress=progress, track=track, listener=listener,
@@ -87,6 +92,12 @@ async def simulate_async(
     rounds: int | None = None,
     nodes: int | None = None,
     seed: int | None = None,
+    name: str | None = None,
+    partition: str | None = None,
+    privacy: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    metrics: str | None = None,
     settings: Mapping[str, Any] | None = None,
     policy: Mapping[str, Any] | None = None,
     engine: str = "threads",
@@ -97,12 +108,13 @@ async def simulate_async(
     listener: Listener | None = None,
 ) -> Run:
     """As `simulate`, for whoever awaits it: the event loop goes on meanwhile, and cancelling stops the simulation."""
-    with shown_hints(), ExitStack() as stack:
+    with ExitStack() as stack:
         plan = _plan(
             study,
             words={
                 "task": task, "strategy": strategy, "protection": protection,
-                "rounds": rounds, "nodes": nodes, "seed": seed,
+                "rounds": rounds, "nodes": nodes, "seed": seed, "name": name, "partition": partition,
+            "privacy": privacy, "epsilon": epsilon, "delta": delta, "metrics": metrics,
             },
             settings=settings, policy=policy, engine=engine, out=out, start=start,
             progress=progress, track=track, listener=listener,
@@ -190,6 +202,8 @@ def _plan(
     track: str | Sequence[str],
     listener: Listener | None,
 ) -> _Plan:
+    if policy is not None and not isinstance(policy, Mapping):
+        raise SettingsError(f"policy is a mapping, such as {{'epsilon': 1.0}}, not {policy!r}")
     chosen = _study(study, settings or {}, words).completed()
     targets = (track,) if isinstance(track, str) else tuple(track)
     tracking.check(targets)
@@ -210,6 +224,11 @@ def _plan(
 def _study(study: AnyStudy, settings: Mapping[str, Any], words: Mapping[str, Any]) -> Study:
     if isinstance(study, str | Path):
         study = Study.read(study)
+    if study is not None and not isinstance(study, Study | Mapping):
+        raise SettingsError(
+            f"a study is a Study, the path of its file, or a mapping, not {study!r}",
+            advice="for example simulate(Study.of(rounds=3)), simulate('trial.toml') or simulate(rounds=3)",
+        )
     if not isinstance(study, Study):
         study = Study.of(study)
     changes = {key: value for key, value in words.items() if value is not None}

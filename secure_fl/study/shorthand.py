@@ -101,6 +101,8 @@ class Shorthand(Settings):
 
 def apply(table: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Write words, dotted keys and whole sections into a study's table. Raises `SettingsError`."""
+    if not isinstance(changes, Mapping):
+        raise SettingsError(f"settings of a study are a mapping, such as {{'strategy.epochs': 2}}, not {changes!r}")
     for key, value in changes.items():
         if value is None:
             continue
