@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import webbrowser
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from secure_fl import tasks
 from secure_fl.api.rows import table
 from secure_fl.errors import SettingsError, StorageError
-from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, history, site_history, write_csv
+from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
 from secure_fl.results.record import StudyRecord
+from secure_fl.results.wording import whose
 from secure_fl.settings import require_known
 from secure_fl.study.settings import Study
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 GLOBAL = "global"
+_NOT_MEASURED = ("round", "sites", "attempts", "seconds", "bytes_up", "bytes_down")  # of the columns of a history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -101,27 +103,35 @@ class Run:
         write_csv(Path(path), history(self.record))
         return Path(path)
 
+    def __await__(self) -> Generator[None, None, Self]:
+        """Itself, at once: `await simulate(...)` has waited already, and nothing else has run meanwhile."""
+        yield from ()
+        return self
+
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in self._figures().items())
         return f"Run({self.record.study!r}, {self.record.strategy}, {self.summary['rounds']} rounds, {figures})"
 
     def _figures(self) -> dict[str, float]:
         wanted = ("mean_accuracy", "global_accuracy", "mean_mse")
-        return {name: self.summary[name] for name in wanted if self.summary.get(name) is not None}
+        known = {**{name: self.summary.get(name) for name in wanted}, **self.summary["metrics"]}
+        return {name: value for name, value in known.items() if value is not None}
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{row['round']}</td>"
-            + "".join(f"<td>{_number(row[name])}</td>" for name in ("accuracy", "loss", "mse", "seconds"))
-            + "</tr>"
-            for row in history(self.record)
+        rows = history(self.record)
+        there = [name for name in columns_of(rows, COLUMNS) if any(row.get(name) is not None for row in rows)]
+        measured = [name for name in there if name not in _NOT_MEASURED]
+        shown = [*measured, *(name for name in ("seconds",) if name in there)]
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("round", *shown))
+        body = "".join(
+            f"<tr><td>{row['round']}</td>{''.join(f'<td>{_number(row.get(name))}</td>' for name in shown)}</tr>"
+            for row in rows
         )
-        head = "".join(f"<th>{name}</th>" for name in ("round", "accuracy", "loss", "mse", "seconds"))
         missing = ", ".join(self.summary["blocks_missing"])
         warning = f"<p><b>never opened: {escape(missing)}</b></p>" if missing else ""
         return (
-            f"<p>{escape(repr(self))}</p>{warning}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<p>{escape(str(self.report()))}</p>"
+            f"<p>{escape(repr(self))}</p>{warning}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p>{escape(whose(measured))}</p><p>{escape(str(self.report()))}</p>"
         )
 
 

@@ -140,9 +140,21 @@ def test_a_sites_ledger_is_verified_as_it_is_read(run: Run) -> None:
 
 def test_a_run_shows_itself(run: Run) -> None:
     assert repr(run).startswith("Run('study', fedopt, 2 rounds, mean_accuracy 0.9")
+    assert f"auc {run.summary['metrics']['auc']:.4f}" in repr(run)
     page = run._repr_html_()
     assert page.count("<tr>") == 4
     assert "report.html" in page
+    columns = "round", "accuracy", "loss", "global_accuracy", "auc", "sensitivity_at_90", "seconds"
+    assert "".join(f"<th>{name}</th>" for name in columns) in page  # and none that has no values
+    assert f"<td>{run.summary['metrics']['auc']:.4f}</td>" in page
+    assert "accuracy, loss, global_accuracy: mean over sites; auc, sensitivity_at_90: all test rows together" in page
+
+
+def test_a_run_may_be_awaited_and_is_itself(run: Run) -> None:
+    async def cell() -> Run:
+        return await run
+
+    assert asyncio.run(cell()) is run
 
 
 def test_every_model_has_a_card(run: Run) -> None:
