@@ -16,7 +16,7 @@ from google.protobuf.json_format import MessageToDict
 
 from secure_fl import tasks
 from secure_fl.api.measured import task_of, with_own_metrics
-from secure_fl.api.rows import table
+from secure_fl.api.rows import Table, table
 from secure_fl.errors import (
     LateMessageError,
     LayoutMismatchError,
@@ -165,7 +165,7 @@ class Operator:
         write_report(self, study, Path(out))
         return Path(out)
 
-    def history(self, study: str, out: str | Path | None = None) -> Any:
+    def history(self, study: str, out: str | Path | None = None) -> Table:
         """One row for each version of the model so far, in the form of `Run.history`; with `out` also as a CSV file.
 
         It holds what the study's `metrics.share` lets a lead see. Raises `LateMessageError` as `report` does.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from secure_fl import tasks
-from secure_fl.api.rows import table
+from secure_fl.api.rows import Table, table
 from secure_fl.errors import SettingsError, StorageError
 from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
 from secure_fl.results.record import StudyRecord
@@ -56,7 +56,7 @@ class Run:
         return self.record.roster
 
     @property
-    def history(self) -> Any:
+    def history(self) -> Table:
         """One row per round: the model after it, measured, and what it cost. Round 0 is the untrained model.
 
         A pandas DataFrame where pandas is installed, and a list of dicts elsewhere (`secure_fl/api/rows.py`).
@@ -64,7 +64,7 @@ class Run:
         return table(history(self.record), COLUMNS)
 
     @property
-    def site_history(self) -> Any:
+    def site_history(self) -> Table:
         """One row per round and site, in the same form; empty unless `metrics.share` is "per-node"."""
         return table(site_history(self.record), SITE_COLUMNS)
 
@@ -78,7 +78,7 @@ class Run:
         """The global model. Raises `SettingsError` where the strategy has none: then every site has its own."""
         return self.models[GLOBAL]
 
-    def ledger(self, site: str) -> Any:
+    def ledger(self, site: str) -> Table:
         """What a site wrote down of everything it released, verified; one row per entry, in the form of `history`."""
         from secure_fl.privacy.ledger import read_site_ledger
 
