@@ -26,16 +26,6 @@ class SecureFLError(Exception):
         self.message = message
         self.hint = self.advice if advice is None else advice
 
-    @property
-    def hint(self) -> str:
-        """What to do. A note of the exception, too, so that it stands below a traceback, in a notebook as well."""
-        return self._hint
-
-    @hint.setter
-    def hint(self, text: str) -> None:
-        self._hint = text
-        self.__notes__ = [f"→ {text}"] if text else []
-
 
 class UsageError(SecureFLError):
     """The command line asks for something that does not exist or does not fit together."""

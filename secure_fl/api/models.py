@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from secure_fl import tasks
 from secure_fl.errors import SettingsError
+from secure_fl.hints import shown_hints
 from secure_fl.tasks import in_process
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
 
 
+@shown_hints()
 def load_model(path: str | Path, task: str | type[Task] | Task, **settings: Any) -> nn.Module:
     """The model in a safetensors file of a run or of `secure-fl study export`, in evaluation mode.
 

@@ -29,6 +29,7 @@ from secure_fl.errors import (
     UsageError,
 )
 from secure_fl.files import write_atomically
+from secure_fl.hints import shown_hints
 from secure_fl.operations.operator import Operator as Connection
 from secure_fl.operations.operator import OperatorFile, connect
 from secure_fl.report import Step, render
@@ -79,6 +80,7 @@ class Operator:
     by its hash, the beginning of it, or its name. Errors are typed and say what to do (`secure_fl.errors`).
     """
 
+    @shown_hints()
     def __init__(self, file: str | Path = "operator.toml") -> None:
         self._file = OperatorFile.read(Path(file))
 
@@ -87,6 +89,7 @@ class Operator:
         """The operator's name, by its certificate."""
         return self._file.credential().certificate.name
 
+    @shown_hints()
     def submit(self, study: Study | str | Path, *, start: str | Path | None = None) -> dict[str, Any]:
         """Hand in a study, or the file of one; returns its status. Each site then decides for itself.
 
@@ -96,6 +99,7 @@ class Operator:
         first = None if start is None else _start(completed, Path(start))
         return plain(self.call(lambda lead: lead.submit(completed, first)))
 
+    @shown_hints()
     def status(self, study: str = "") -> list[dict[str, Any]]:
         """How far studies are, and which sites take part: all of them in short, or one with its record."""
 
@@ -104,6 +108,7 @@ class Operator:
 
         return [plain(status) for status in self.call(fetch)]
 
+    @shown_hints()
     def stop(self, study: str) -> dict[str, Any]:
         """End a study before its last round; what it has committed stays. Only who submitted it may."""
 
@@ -112,6 +117,7 @@ class Operator:
 
         return plain(self.call(end))
 
+    @shown_hints()
     def export(
         self,
         study: str,
@@ -147,7 +153,7 @@ class Operator:
         except SecureFLError:
             path.unlink()  # Without a card nobody would know what it is; it can be fetched again.
             raise
-        measured = Measured.of(record)
+        measured = Measured.of(record, predicts_with_shared=_predicts_with_shared(record))
         known = record or _unbegun(found)
         card = ModelCard.of(known, metrics=measured.shared, own_metrics=measured.own, names=names)
         page = replace(card, rounds=found.rounds_done, planned_rounds=found.rounds_planned).write(path)
@@ -160,11 +166,13 @@ class Operator:
             rounds_planned=found.rounds_planned,
         )
 
+    @shown_hints()
     def report(self, study: str, out: str | Path = "report.html") -> Path:
         """Write a study's rounds so far as one page. Raises `LateMessageError` for one that has not begun."""
         write_report(self, study, Path(out))
         return Path(out)
 
+    @shown_hints()
     def history(self, study: str, out: str | Path | None = None) -> Table:
         """One row for each version of the model so far, in the form of `Run.history`; with `out` also as a CSV file.
 
@@ -176,6 +184,7 @@ class Operator:
             write_csv(Path(out), rows)
         return table(rows, COLUMNS)
 
+    @shown_hints()
     def call(self, action: Callable[[Connection], Awaitable[T]]) -> T:
         """Connect, do `action`, and close the connection."""
 
@@ -283,6 +292,15 @@ def _start(study: Study, model: Path) -> Start:
 
 def _record(status: pb.StudyStatus) -> StudyRecord | None:
     return StudyRecord.from_json(json.loads(status.record)) if status.record else None
+
+
+def _predicts_with_shared(record: StudyRecord | None) -> bool:
+    """Whether sites predict with the shared model. Where the strategy is not installed here, nobody says they do."""
+    try:
+        study = None if record is None else _settings(record)
+        return study is not None and study.make_strategy().predicts_with_shared
+    except SecureFLError:
+        return False
 
 
 def _unbegun(status: pb.StudyStatus) -> StudyRecord:

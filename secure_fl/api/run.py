@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from secure_fl import tasks
 from secure_fl.api.rows import Table, table
 from secure_fl.errors import SettingsError, StorageError
+from secure_fl.hints import shown_hints
 from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.wording import whose
@@ -36,6 +37,7 @@ class Run:
     summary: dict[str, Any]
 
     @classmethod
+    @shown_hints()
     def open(cls, folder: str | Path) -> Self:
         """A run of before, by its output folder. Raises `StorageError` or `SettingsError` where there is none."""
         folder = Path(folder)
@@ -78,6 +80,7 @@ class Run:
         """The global model. Raises `SettingsError` where the strategy has none: then every site has its own."""
         return self.models[GLOBAL]
 
+    @shown_hints()
     def ledger(self, site: str) -> Table:
         """What a site wrote down of everything it released, verified; one row per entry, in the form of `history`."""
         from secure_fl.privacy.ledger import read_site_ledger
@@ -147,6 +150,7 @@ class Models(Mapping[str, "nn.Module"]):
             return self._run.folder / "model.safetensors"
         return self._run.folder / "nodes" / name / "model.safetensors"
 
+    @shown_hints()
     def __getitem__(self, name: str) -> nn.Module:
         from secure_fl.tasks.state_dict import read_model
 

@@ -18,6 +18,7 @@ from secure_fl.api.progress import shown
 from secure_fl.api.run import Run
 from secure_fl.errors import SettingsError
 from secure_fl.events import Event, Listener
+from secure_fl.hints import shown_hints
 from secure_fl.simulation.stopping import Stoppable
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.settings import Study
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 AnyStudy: TypeAlias = Study | Mapping[str, Any] | str | Path | None
 
 
+@shown_hints()
 def simulate(
     study: AnyStudy = None,
     *,
@@ -108,7 +110,7 @@ async def simulate_async(
     listener: Listener | None = None,
 ) -> Run:
     """As `simulate`, for whoever awaits it: the event loop goes on meanwhile, and cancelling stops the simulation."""
-    with ExitStack() as stack:
+    with shown_hints(), ExitStack() as stack:
         plan = _plan(
             study,
             words={

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from secure_fl.errors import SecureFLError
-from secure_fl.results.record import RoundRecord, StudyRecord
-from secure_fl.study.settings import Study
+from secure_fl.results.record import StudyRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,21 +17,16 @@ class Measured:
     own: Mapping[str, float | None] = field(default_factory=dict)  # of the models that sites predict with, if others
 
     @classmethod
-    def of(cls, record: StudyRecord | None) -> Self:
-        """Of the last version. Only the accuracy is measured on both where sites predict with models of their own."""
+    def of(cls, record: StudyRecord | None, *, predicts_with_shared: bool) -> Self:
+        """Of the last version, under a strategy by which sites predict with the shared model, or with their own.
+
+        Only the accuracy is measured on both, where there are two.
+        """
         if record is None or not record.rounds:
             return cls()
         last = record.rounds[-1]
         others = {"mse": last.mean_mse, **last.metrics}
-        if _predict_with_shared(record, last):
+        # Measured on one model both are equal, or unknown.
+        if predicts_with_shared and last.global_accuracy == last.mean_accuracy:
             return cls(shared={"accuracy": last.global_accuracy, **others})
         return cls(shared={"accuracy": last.global_accuracy}, own={"accuracy": last.mean_accuracy, **others})
-
-
-def _predict_with_shared(record: StudyRecord, last: RoundRecord) -> bool:
-    if last.global_accuracy != last.mean_accuracy:  # Measured on one model they are equal; or both are unknown.
-        return False
-    try:
-        return Study.from_canonical(record.settings.encode()).make_strategy().predicts_with_shared
-    except SecureFLError:
-        return False  # The strategy is not installed here: what is not known to be of the model is not said of it.

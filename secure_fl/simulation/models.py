@@ -21,11 +21,12 @@ def write_models(workspace: Workspace, record: StudyRecord, summary: Mapping[str
 
     study = workspace.study
     epsilons = [node["epsilon"] for node in summary["nodes"] if node["epsilon"] is not None]
-    if study.make_strategy().has_global_model:
+    strategy = study.make_strategy()
+    if strategy.has_global_model:
         path = workspace.folder / "model.safetensors"
         task = tasks.create(study.task.name, study.task.settings)
         convert(newest_checkpoint(workspace), path, task, seed=study.study.seed)
-        found = Measured.of(record)
+        found = Measured.of(record, predicts_with_shared=strategy.predicts_with_shared)
         # What a record is exposed to follows from its own site: of several sites, the one that spent most.
         spent = max(epsilons, default=None)
         ModelCard.of(record, metrics=found.shared, own_metrics=found.own, simulated=True, epsilon=spent).write(path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from secure_fl import Operator, Run, Study, load_model, simulate
-from secure_fl.errors import RewrittenLedgerError, SecureFLError, SettingsError, StorageError, TooFewCirclesError
+from secure_fl.errors import SecureFLError, SettingsError, StorageError
 from secure_fl.study.shorthand import WORDS
 from secure_fl.tasks.base import LocalData, Source
 from secure_fl.tasks.breast_cancer import BreastCancer
@@ -25,6 +25,9 @@ FAILING: dict[str, Callable[[Path], Any]] = {
     "of": lambda _: Study.of(rouns=3),
     "a model's file": lambda folder: load_model(folder / "report.html", "digits"),
     "a run's folder": Run.open,
+    "a file": lambda _: Study.read("nope.toml"),
+    "changed": lambda _: Study.of().changed(rouns=3),
+    "completed": lambda _: Study.of(task="digit").completed(),
     "simulate": lambda _: simulate(privacy="dp-sgd", progress=False),
 }
 
@@ -36,15 +39,6 @@ def test_a_hint_stands_below_the_traceback(tmp_path: Path, what: str) -> None:
         FAILING[what](tmp_path)
     assert caught.value.hint
     assert "".join(traceback.format_exception(caught.value)).rstrip().endswith(f"→ {caught.value.hint}")
-
-
-def test_a_hint_that_is_changed_stands_there_once() -> None:
-    error = RewrittenLedgerError("rewritten")
-    error.hint = "ask again"
-    assert error.__notes__ == ["→ ask again"]
-    assert len(TooFewCirclesError(have=1, need=2).__notes__) == 1  # whose class begins twice
-    error.hint = ""
-    assert error.__notes__ == []
 
 
 def test_a_file_that_is_no_model_is_called_so(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from secure_fl.api.operator import _predicts_with_shared
 from secure_fl.results.card import ModelCard
 from secure_fl.results.measured import Measured
 from secure_fl.results.record import RoundRecord, StudyRecord
@@ -71,25 +72,29 @@ def test_a_card_of_the_global_model_does_not_carry_what_was_measured_on_others(
     model = tmp_path / "m.safetensors"
     model.write_bytes(b"")
     finished = replace(record(Study.of(strategy=strategy)), rounds=(LAST,))
-    found = Measured.of(finished)
+    found = Measured.of(finished, predicts_with_shared=_predicts_with_shared(finished))
     assert dict(found.shared).get("auc") == (0.75 if shared else None)
     assert dict(found.own).get("auc") == (None if shared else 0.75)
     page = ModelCard.of(finished, metrics=found.shared, own_metrics=found.own).write(model).read_text()
     others = "- measured on the models that sites predict with, **not on this one**: accuracy 0.9000, mse 0.2500 (mean"
     assert (others in page) == (not shared)
-    assert Measured.of(replace(finished, rounds=())) == Measured()
+    assert Measured.of(replace(finished, rounds=()), predicts_with_shared=True) == Measured()
     silent = ModelCard.of(finished, metrics={}, own_metrics={"mse": 0.25}).write(model).read_text()
     assert "measured: nothing of this model" in silent
 
 
 def test_what_is_not_known_to_be_of_the_global_model_is_not_said_of_it() -> None:
     unequal = replace(record(Study.of()), rounds=(replace(LAST, mean_accuracy=0.95),))
-    unknown = replace(record(Study.of()), rounds=(LAST,), settings='{"strategy": {"name": "elsewhere"}}')
-    for finished in (unequal, unknown):
-        assert dict(Measured.of(finished).shared) == {"accuracy": 0.9}
-        assert dict(Measured.of(finished).own)["auc"] == 0.75
-    regression = replace(LAST, mean_accuracy=None, global_accuracy=None)
-    assert dict(Measured.of(replace(record(Study.of()), rounds=(regression,))).shared)["mse"] == 0.25
+    there = record(Study.of())
+    unknown = replace(there, rounds=(LAST,), settings=there.settings.replace('"fedavg"', '"elsewhere"'))
+    assert not _predicts_with_shared(None)
+    for finished, shared in ((unequal, True), (unknown, False)):
+        assert _predicts_with_shared(finished) == shared
+        found = Measured.of(finished, predicts_with_shared=shared)
+        assert dict(found.shared) == {"accuracy": 0.9}
+        assert dict(found.own)["auc"] == 0.75
+    regression = replace(record(Study.of()), rounds=(replace(LAST, mean_accuracy=None, global_accuracy=None),))
+    assert dict(Measured.of(regression, predicts_with_shared=True).shared)["mse"] == 0.25
 
 
 def test_what_should_not_be_overlooked(tmp_path: Path) -> None:
