@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,7 +36,9 @@ class InlineExecutor:
 
     async def run(self, job: Job) -> Result:
         """Train in the thread."""
-        return await asyncio.get_running_loop().run_in_executor(_TRAINING, self._execute, job)
+        # With this run's context, by which its log lines are told from those of another in this process.
+        run = partial(contextvars.copy_context().run, self._execute, job)
+        return await asyncio.get_running_loop().run_in_executor(_TRAINING, run)
 
     async def close(self) -> None:
         """Wait for a cancelled job that still runs: it uses torch's generator, which is its caller's again then."""

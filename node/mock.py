@@ -7,6 +7,7 @@ it reveals.
 from __future__ import annotations
 
 import argparse
+import gzip
 import sys
 import tempfile
 from pathlib import Path
@@ -65,7 +66,9 @@ def _run(options: argparse.Namespace) -> None:
     if not options.yes and not _agreed(options.out):
         sys.stdout.write("nothing was written\n")
         return
-    write_atomically(options.out, schema.encode(values))
+    encoded = schema.encode(values)
+    # Without a time in it: the same schema and seed give the same file.
+    write_atomically(options.out, gzip.compress(encoded, mtime=0) if _form(options.out) == ".csv.gz" else encoded)
     sys.stdout.write(f"{options.out}: {options.rows} rows, none of them of {options.dataset!r}\n")
 
 
@@ -86,10 +89,14 @@ def _require_new(out: Path, source: Path) -> None:
     """Never over a file that is there: it might be the data."""
     if out.exists():
         raise UsageError(f"{out}: is there already", advice="choose another --out, or remove it")
-    if out.suffix != source.suffix:
-        raise UsageError(
-            f"the data are a {source.suffix or 'folder or another'} file", advice=f"--out …{source.suffix}"
-        )
+    if _form(out) != (form := _form(source)):
+        raise UsageError(f"the data are a {form or 'folder or another'} file", advice=f"--out …{form}")
+
+
+def _form(path: Path) -> str:
+    """What kind of file its name says: `.npz`, `.csv` or `.csv.gz`, in small letters, or the ending of another."""
+    name = path.name.lower()
+    return ".csv.gz" if name.endswith(".csv.gz") else path.suffix.lower()
 
 
 def _require_allowed(file: NodeFile, task: str) -> None:
@@ -103,9 +110,9 @@ def _schema(path: Path, *, header: bool | None) -> Schema:
             f"{path}: is a folder, and mocks are made of single .npz and .csv files",
             advice="describe its files to whoever develops for it, or put the arrays into one .npz file",
         )
-    if path.suffix == ".npz":
+    if _form(path) == ".npz":
         return read_npz_schema(path)
-    if path.suffix != ".csv":
+    if _form(path) not in (".csv", ".csv.gz"):
         raise DataError(f"{path}: mocks are made of .npz and .csv files only")
     if header is None:
         raise UsageError(

@@ -7,9 +7,13 @@ each column mostly are. Values are made from a seed. Only `Schema.with_ranges` l
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import itertools
 import math
+import re
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +30,9 @@ Range: TypeAlias = tuple[float, float]
 Values: TypeAlias = npt.NDArray[Any]
 
 _TEXT = np.dtype("<U8")  # Not the file's own: how long its longest text is would be told by it.
+_COMMAS = "columns are separated by commas, and decimals have a point: save the file so"
+_OTHER_SEPARATOR = re.compile(r"[;\t|]")
+_OTHER_SEPARATOR_OR_SPACE = re.compile(r"[;|\s]")
 _FEWER = 4  # How much shorter arrays are mocked that have fewer rows than the longest ones.
 
 
@@ -208,15 +215,17 @@ def read_csv_schema(path: Path, *, header: bool) -> Schema:
         first = next(lines)
     except StopIteration:
         raise DataError(f"{path}: is empty") from None
-    if header and (len(set(first)) < len(first) or any(_number(cell) is not None or not cell for cell in first)):
+    if header and (len(set(first)) < len(first) or any(_may_be_value(cell, first) for cell in first)):
         raise DataError(
             f"{path}: the first line has numbers, empty cells or the same name twice: it is a record, and no header",
             advice="--no-header; a mock must not have a record in it",
         )
+    _require_commas(path, first)
     counted: list[Counter[Kind]] = [Counter() for _ in first]
-    for line in lines if header else (first, *lines):
+    for line in itertools.chain(() if header else (first,), lines):
+        _require_commas(path, line)
         if len(line) != len(first):
-            raise DataError(f"{path}: some lines have more columns than others")
+            raise DataError(f"{path}: some lines have more columns than others", advice=_COMMAS)
         for count, cell in zip(counted, line, strict=True):
             count[_kind(cell)] += 1
     names = first if header else [f"column-{place}" for place in range(1, len(first) + 1)]
@@ -227,11 +236,29 @@ def read_csv_schema(path: Path, *, header: bool) -> Schema:
     )
 
 
+def _may_be_value(cell: str, line: Sequence[str]) -> bool:
+    """Whether a cell of a first line is no name: empty, a number, or one between what else may separate columns.
+
+    A file whose columns are separated otherwise than by commas has its whole first record in one cell, or in a few
+    where decimals have a comma. Among others, a name may have a number after a space.
+    """
+    parts = (_OTHER_SEPARATOR if len(line) > 1 else _OTHER_SEPARATOR_OR_SPACE).split(cell)
+    return not cell or any(_number(part.strip(' "')) is not None for part in parts)
+
+
+def _require_commas(path: Path, line: Sequence[str]) -> None:
+    """Raise `DataError` for a line of one cell that would be several if columns were separated otherwise."""
+    if len(line) == 1 and (found := _OTHER_SEPARATOR.search(line[0])):
+        named = {"\t": "tabs"}.get(found[0], repr(found[0]))
+        raise DataError(f"{path}: its columns seem to be separated by {named}", advice=_COMMAS)
+
+
 def _lines(path: Path) -> Iterator[list[str]]:
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
             yield from ([cell.strip() for cell in line] for line in csv.reader(file) if line)
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as a .csv file ({type(error).__name__})") from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from node.config import NodeFile
 from node.privacy import plan_here
 from secure_fl.aggregation import RequestKind
-from secure_fl.errors import NotApprovedError, RefusedError
+from secure_fl.errors import NotApprovedError, RefusedError, TaskUnavailableError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
@@ -25,9 +25,19 @@ class Policy:
         self._me = me
 
     def check_study(self, study_id: str, study: Study, approvals: frozenset[str]) -> None:
-        """Raise `RefusedError` (or `SettingsError`) unless this site can and will take part in exactly this study."""
+        """Raise `RefusedError` (or `SettingsError`) unless this site can and will take part in exactly this study.
+
+        `TaskUnavailableError` where its task is not here, whether or not anybody agreed.
+        """
         if study.id != study_id:
             raise RefusedError("the offered study is not the one its id names")
+        # Before the approval, which would fail: so the study lead hears what has to be done first, and nothing else of
+        # what this site's file says before somebody here has agreed. Anybody who may submit studies can find out of a
+        # task's name whether it is here.
+        try:
+            self.check_task(study)
+        except RefusedError as error:
+            raise TaskUnavailableError(error.message, advice=error.hint) from None
         self.check_approval(study_id, approvals)
         self.check_terms(study)
 

@@ -59,8 +59,15 @@ class Rehearsal:
             yield said.append
             self.steps.append(Finding(name, "ok", "; ".join(said)))
         except SecureFLError as error:
-            self.steps.append(Finding(name, "failed", error.message, error.hint))
+            self.steps.append(self._failure(name, error))
             self.exit_code = self.exit_code or error.exit_code
+
+    def _failure(self, name: str, error: SecureFLError) -> Finding:
+        """What failed and what to do, unless an earlier step has said the very same."""
+        for step in self.steps:
+            if (step.state, step.message) == ("failed", error.message):
+                return Finding(name, "failed", f"for the same reason as {step.check}")
+        return Finding(name, "failed", error.message, error.hint)
 
     @property
     def failed(self) -> bool:

@@ -121,5 +121,10 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise StorageError(f"{path}: there is no such file", advice="correct the path") from None
-    except (OSError, SafetensorError) as error:
+    except SafetensorError as error:
+        raise StorageError(
+            f"{path}: is no model file, or not a whole one ({error})",
+            advice="give a .safetensors file as runs and `secure-fl study export` write it; this may be cut short",
+        ) from error
+    except OSError as error:
         raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error

@@ -59,7 +59,8 @@ class UnknownNameError(SettingsError):
 
     def __init__(self, kind: str, name: str, *, nearest: str | None, known: tuple[str, ...]) -> None:
         suggestion = f"; did you mean {nearest!r}?" if nearest else ""
-        super().__init__(f"unknown {kind} {name!r}{suggestion}", advice=f"known: {', '.join(known)}")
+        advice = f"known: {', '.join(known)}" if known else "leave it out: there is none"
+        super().__init__(f"unknown {kind} {name!r}{suggestion}", advice=advice)
         self.kind = kind
         self.name = name
         self.nearest = nearest

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,21 +39,77 @@ def configure(*, level: str, style: str, stream: TextIO | None = None) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
+# --- within somebody else's process ---------------------------------------------------------------------------------
+
+# What a run in this process logs. The root logger, and all others, are whoever's process it is.
+_OURS = {"secure_fl": logging.INFO, "node": logging.INFO, "coordinator": logging.INFO, "alembic": logging.WARNING}
+
+
 @contextmanager
 def into_file(path: Path) -> Iterator[None]:
-    """Log to a file for a while, then as before."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    levels = {noisy: logging.getLogger(noisy).level for noisy in _NOISY}
+    """What this product logs goes to a file for a while, and nowhere else; then as before.
+
+    Several may be open at once: each has the lines of what was started inside it, and those that belong to none.
+    """
     with path.open("a", encoding="utf-8") as stream:
-        configure(level="info", style="text", stream=stream)
+        lines = _FileLines(stream)
+        _attach(lines)
+        token = _owner.set(lines)
         try:
             yield
         finally:
-            root.handlers[:] = handlers
-            root.setLevel(level)
-            for noisy, before in levels.items():
-                logging.getLogger(noisy).setLevel(before)
+            _owner.reset(token)
+            _detach(lines)
+
+
+class _FileLines(logging.StreamHandler[TextIO]):
+    """The lines of one run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.setFormatter(_TextLines())
+        self.addFilter(self._mine)
+
+    def _mine(self, _: logging.LogRecord) -> bool:
+        owner = _owner.get()
+        return owner is self or owner not in _open
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self in _open:  # Another thread may have been about to write when the run ended.
+            super().emit(record)
+
+
+_owner: ContextVar[_FileLines | None] = ContextVar("owner", default=None)
+_attaching = threading.Lock()
+_open: list[_FileLines] = []
+_before: dict[str, tuple[list[logging.Handler], int, bool]] = {}
+
+
+def _attach(lines: _FileLines) -> None:
+    with _attaching:
+        for name, level in _OURS.items():
+            logger = logging.getLogger(name)
+            if not _open:
+                _before[name] = (logger.handlers[:], logger.level, logger.propagate)
+                logger.handlers[:] = []
+                logger.setLevel(level)
+                logger.propagate = False
+            logger.addHandler(lines)
+        _open.append(lines)
+
+
+def _detach(lines: _FileLines) -> None:
+    with _attaching:
+        with lines.lock or nullcontext():  # nobody writes to a file that is closed next
+            _open.remove(lines)
+        for name, (handlers, level, propagate) in _before.items():
+            logger = logging.getLogger(name)
+            logger.removeHandler(lines)
+            if not _open:
+                logger.handlers[:] = handlers
+                logger.setLevel(level)
+                logger.propagate = propagate
+    lines.close()
 
 
 def _one_line(text: str) -> str:

@@ -58,5 +58,5 @@ def _require_numbers(data: LocalData) -> None:
                 rows = int((~torch.isfinite(values.reshape(len(values), -1)).all(dim=1)).sum())
                 raise DataError(
                     f"{rows} of {len(values)} {which} rows have NaN or infinity among their {what}",
-                    advice="repair or leave out those rows; the node tries again by itself",
+                    advice="repair or leave out those rows; a deployed node tries again by itself",
                 )

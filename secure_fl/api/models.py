@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fl import tasks
-from secure_fl.api.hints import shown_hints
 from secure_fl.errors import SettingsError
+from secure_fl.hints import shown_hints
 from secure_fl.tasks import in_process
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.json_format import MessageToDict
 
 from secure_fl import tasks
-from secure_fl.api.hints import shown_hints
 from secure_fl.api.measured import task_of, with_own_metrics
-from secure_fl.api.rows import table
+from secure_fl.api.rows import Table, table
 from secure_fl.errors import (
     LateMessageError,
+    LayoutMismatchError,
     MalformedMessageError,
     SecureFLError,
     SettingsError,
@@ -29,11 +29,13 @@ from secure_fl.errors import (
     UsageError,
 )
 from secure_fl.files import write_atomically
+from secure_fl.hints import shown_hints
 from secure_fl.operations.operator import Operator as Connection
 from secure_fl.operations.operator import OperatorFile, connect
 from secure_fl.report import Step, render
 from secure_fl.results.card import ModelCard
 from secure_fl.results.history import COLUMNS, history, write_csv
+from secure_fl.results.measured import Measured
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
@@ -78,6 +80,7 @@ class Operator:
     by its hash, the beginning of it, or its name. Errors are typed and say what to do (`secure_fl.errors`).
     """
 
+    @shown_hints()
     def __init__(self, file: str | Path = "operator.toml") -> None:
         self._file = OperatorFile.read(Path(file))
 
@@ -86,6 +89,7 @@ class Operator:
         """The operator's name, by its certificate."""
         return self._file.credential().certificate.name
 
+    @shown_hints()
     def submit(self, study: Study | str | Path, *, start: str | Path | None = None) -> dict[str, Any]:
         """Hand in a study, or the file of one; returns its status. Each site then decides for itself.
 
@@ -95,6 +99,7 @@ class Operator:
         first = None if start is None else _start(completed, Path(start))
         return plain(self.call(lambda lead: lead.submit(completed, first)))
 
+    @shown_hints()
     def status(self, study: str = "") -> list[dict[str, Any]]:
         """How far studies are, and which sites take part: all of them in short, or one with its record."""
 
@@ -103,6 +108,7 @@ class Operator:
 
         return [plain(status) for status in self.call(fetch)]
 
+    @shown_hints()
     def stop(self, study: str) -> dict[str, Any]:
         """End a study before its last round; what it has committed stays. Only who submitted it may."""
 
@@ -111,6 +117,7 @@ class Operator:
 
         return plain(self.call(end))
 
+    @shown_hints()
     def export(
         self,
         study: str,
@@ -146,9 +153,9 @@ class Operator:
         except SecureFLError:
             path.unlink()  # Without a card nobody would know what it is; it can be fetched again.
             raise
-        last = record.rounds[-1] if record is not None and record.rounds else None
-        figures = {} if last is None else {"accuracy": last.global_accuracy, "mse": last.mean_mse, **last.metrics}
-        card = ModelCard.of(record or _unbegun(found), metrics=figures, names=names)
+        measured = Measured.of(record, predicts_with_shared=_predicts_with_shared(record))
+        known = record or _unbegun(found)
+        card = ModelCard.of(known, metrics=measured.shared, own_metrics=measured.own, names=names)
         page = replace(card, rounds=found.rounds_done, planned_rounds=found.rounds_planned).write(path)
         return Exported(
             path=path,
@@ -159,12 +166,14 @@ class Operator:
             rounds_planned=found.rounds_planned,
         )
 
+    @shown_hints()
     def report(self, study: str, out: str | Path = "report.html") -> Path:
         """Write a study's rounds so far as one page. Raises `LateMessageError` for one that has not begun."""
         write_report(self, study, Path(out))
         return Path(out)
 
-    def history(self, study: str, out: str | Path | None = None) -> Any:
+    @shown_hints()
+    def history(self, study: str, out: str | Path | None = None) -> Table:
         """One row for each version of the model so far, in the form of `Run.history`; with `out` also as a CSV file.
 
         It holds what the study's `metrics.share` lets a lead see. Raises `LateMessageError` as `report` does.
@@ -285,6 +294,15 @@ def _record(status: pb.StudyStatus) -> StudyRecord | None:
     return StudyRecord.from_json(json.loads(status.record)) if status.record else None
 
 
+def _predicts_with_shared(record: StudyRecord | None) -> bool:
+    """Whether sites predict with the shared model. Where the strategy is not installed here, nobody says they do."""
+    try:
+        study = None if record is None else _settings(record)
+        return study is not None and study.make_strategy().predicts_with_shared
+    except SecureFLError:
+        return False
+
+
 def _unbegun(status: pb.StudyStatus) -> StudyRecord:
     return StudyRecord(
         study=status.name,
@@ -326,7 +344,13 @@ def _to_torch(path: Path, record: StudyRecord | None, code: type[Task] | None) -
         if task is None:
             return False
         convert(path, path, task, seed=study.study.seed)
+    except LayoutMismatchError as error:
+        if code is not None:
+            error.hint = "name the task that the study has, in the version that its sites have"
+        raise
     except (TaskUnavailableError, UnknownNameError):
+        if code is not None:
+            raise
         return False
     return True
 

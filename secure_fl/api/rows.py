@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import Any, TypeAlias
 
 from secure_fl.results.history import Row, columns_of
+
+# A pandas DataFrame or `Rows`. For a type checker it is either, since only one of them is there.
+Table: TypeAlias = Any
 
 _CELL_CHARS = 60
 
@@ -43,7 +46,7 @@ class Rows(list[Row]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def table(rows: list[Row], first: tuple[str, ...] = ()) -> Any:
+def table(rows: list[Row], first: tuple[str, ...] = ()) -> Table:
     """The rows as whichever of the two there is; the columns in `first` also where no row has them."""
     try:
         import pandas

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import webbrowser
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from secure_fl import tasks
-from secure_fl.api.rows import table
+from secure_fl.api.rows import Table, table
 from secure_fl.errors import SettingsError, StorageError
-from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, history, site_history, write_csv
+from secure_fl.hints import shown_hints
+from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
 from secure_fl.results.record import StudyRecord
+from secure_fl.results.wording import whose
 from secure_fl.settings import require_known
 from secure_fl.study.settings import Study
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 GLOBAL = "global"
+_NOT_MEASURED = ("round", "sites", "attempts", "seconds", "bytes_up", "bytes_down")  # of the columns of a history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -34,6 +37,7 @@ class Run:
     summary: dict[str, Any]
 
     @classmethod
+    @shown_hints()
     def open(cls, folder: str | Path) -> Self:
         """A run of before, by its output folder. Raises `StorageError` or `SettingsError` where there is none."""
         folder = Path(folder)
@@ -54,7 +58,7 @@ class Run:
         return self.record.roster
 
     @property
-    def history(self) -> Any:
+    def history(self) -> Table:
         """One row per round: the model after it, measured, and what it cost. Round 0 is the untrained model.
 
         A pandas DataFrame where pandas is installed, and a list of dicts elsewhere (`secure_fl/api/rows.py`).
@@ -62,7 +66,7 @@ class Run:
         return table(history(self.record), COLUMNS)
 
     @property
-    def site_history(self) -> Any:
+    def site_history(self) -> Table:
         """One row per round and site, in the same form; empty unless `metrics.share` is "per-node"."""
         return table(site_history(self.record), SITE_COLUMNS)
 
@@ -76,7 +80,8 @@ class Run:
         """The global model. Raises `SettingsError` where the strategy has none: then every site has its own."""
         return self.models[GLOBAL]
 
-    def ledger(self, site: str) -> Any:
+    @shown_hints()
+    def ledger(self, site: str) -> Table:
         """What a site wrote down of everything it released, verified; one row per entry, in the form of `history`."""
         from secure_fl.privacy.ledger import read_site_ledger
 
@@ -101,27 +106,35 @@ class Run:
         write_csv(Path(path), history(self.record))
         return Path(path)
 
+    def __await__(self) -> Generator[None, None, Self]:
+        """Itself, at once: `await simulate(...)` has waited already, and nothing else has run meanwhile."""
+        yield from ()
+        return self
+
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in self._figures().items())
         return f"Run({self.record.study!r}, {self.record.strategy}, {self.summary['rounds']} rounds, {figures})"
 
     def _figures(self) -> dict[str, float]:
         wanted = ("mean_accuracy", "global_accuracy", "mean_mse")
-        return {name: self.summary[name] for name in wanted if self.summary.get(name) is not None}
+        known = {**{name: self.summary.get(name) for name in wanted}, **self.summary["metrics"]}
+        return {name: value for name, value in known.items() if value is not None}
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{row['round']}</td>"
-            + "".join(f"<td>{_number(row[name])}</td>" for name in ("accuracy", "loss", "mse", "seconds"))
-            + "</tr>"
-            for row in history(self.record)
+        rows = history(self.record)
+        there = [name for name in columns_of(rows, COLUMNS) if any(row.get(name) is not None for row in rows)]
+        measured = [name for name in there if name not in _NOT_MEASURED]
+        shown = [*measured, *(name for name in ("seconds",) if name in there)]
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("round", *shown))
+        body = "".join(
+            f"<tr><td>{row['round']}</td>{''.join(f'<td>{_number(row.get(name))}</td>' for name in shown)}</tr>"
+            for row in rows
         )
-        head = "".join(f"<th>{name}</th>" for name in ("round", "accuracy", "loss", "mse", "seconds"))
         missing = ", ".join(self.summary["blocks_missing"])
         warning = f"<p><b>never opened: {escape(missing)}</b></p>" if missing else ""
         return (
-            f"<p>{escape(repr(self))}</p>{warning}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<p>{escape(str(self.report()))}</p>"
+            f"<p>{escape(repr(self))}</p>{warning}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p>{escape(whose(measured))}</p><p>{escape(str(self.report()))}</p>"
         )
 
 
@@ -137,6 +150,7 @@ class Models(Mapping[str, "nn.Module"]):
             return self._run.folder / "model.safetensors"
         return self._run.folder / "nodes" / name / "model.safetensors"
 
+    @shown_hints()
     def __getitem__(self, name: str) -> nn.Module:
         from secure_fl.tasks.state_dict import read_model
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from secure_fl import strategies, tracking
-from secure_fl.api.hints import shown_hints
 from secure_fl.api.in_thread import Work, await_beside, run_beside
 from secure_fl.api.progress import shown
 from secure_fl.api.run import Run
 from secure_fl.errors import SettingsError
 from secure_fl.events import Event, Listener
+from secure_fl.hints import shown_hints
 from secure_fl.simulation.stopping import Stoppable
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.settings import Study
@@ -40,6 +40,12 @@ def simulate(
     rounds: int | None = None,
     nodes: int | None = None,
     seed: int | None = None,
+    name: str | None = None,
+    partition: str | None = None,
+    privacy: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    metrics: str | None = None,
     settings: Mapping[str, Any] | None = None,
     policy: Mapping[str, Any] | None = None,
     engine: str = "threads",
@@ -69,7 +75,8 @@ def simulate(
         study,
         words={
             "task": task, "strategy": strategy, "protection": protection,
-            "rounds": rounds, "nodes": nodes, "seed": seed,
+            "rounds": rounds, "nodes": nodes, "seed": seed, "name": name, "partition": partition,
+            "privacy": privacy, "epsilon": epsilon, "delta": delta, "metrics": metrics,
         },
         settings=settings, policy=policy, engine=engine, out=out, start=start,
         progress=progress, track=track, listener=listener,
@@ -87,6 +94,12 @@ async def simulate_async(
     rounds: int | None = None,
     nodes: int | None = None,
     seed: int | None = None,
+    name: str | None = None,
+    partition: str | None = None,
+    privacy: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    metrics: str | None = None,
     settings: Mapping[str, Any] | None = None,
     policy: Mapping[str, Any] | None = None,
     engine: str = "threads",
@@ -102,7 +115,8 @@ async def simulate_async(
             study,
             words={
                 "task": task, "strategy": strategy, "protection": protection,
-                "rounds": rounds, "nodes": nodes, "seed": seed,
+                "rounds": rounds, "nodes": nodes, "seed": seed, "name": name, "partition": partition,
+            "privacy": privacy, "epsilon": epsilon, "delta": delta, "metrics": metrics,
             },
             settings=settings, policy=policy, engine=engine, out=out, start=start,
             progress=progress, track=track, listener=listener,
@@ -190,6 +204,8 @@ def _plan(
     track: str | Sequence[str],
     listener: Listener | None,
 ) -> _Plan:
+    if policy is not None and not isinstance(policy, Mapping):
+        raise SettingsError(f"policy is a mapping, such as {{'epsilon': 1.0}}, not {policy!r}")
     chosen = _study(study, settings or {}, words).completed()
     targets = (track,) if isinstance(track, str) else tuple(track)
     tracking.check(targets)
@@ -210,6 +226,11 @@ def _plan(
 def _study(study: AnyStudy, settings: Mapping[str, Any], words: Mapping[str, Any]) -> Study:
     if isinstance(study, str | Path):
         study = Study.read(study)
+    if study is not None and not isinstance(study, Study | Mapping):
+        raise SettingsError(
+            f"a study is a Study, the path of its file, or a mapping, not {study!r}",
+            advice="for example simulate(Study.of(rounds=3)), simulate('trial.toml') or simulate(rounds=3)",
+        )
     if not isinstance(study, Study):
         study = Study.of(study)
     changes = {key: value for key, value in words.items() if value is not None}

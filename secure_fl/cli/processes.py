@@ -77,7 +77,7 @@ def try_study(
 def mock(
     path: NodePath,
     dataset: Annotated[str, typer.Argument(help="The id of a data set in the node's file.")],
-    out: Annotated[Path, typer.Option("--out", help="Where to write the mock: .npz or .csv, as the data.")],
+    out: Annotated[Path, typer.Option("--out", help="Where to write the mock: .npz, .csv or .csv.gz, as the data.")],
     rows: Annotated[int, typer.Option(help="How many rows; the data's own number is not used.")] = 200,
     task: Annotated[str, typer.Option(help="A task that should read it, and that knows how many classes.")] = "",
     classes: Annotated[int, typer.Option(help="Whole numbers are 0 to one less; 0: what the task says, or 2.")] = 0,

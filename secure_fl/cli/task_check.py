@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,8 +16,10 @@ from secure_fl.operations.doctor import Check
 from secure_fl.privacy.readiness import require_preprocessing, require_ready
 from secure_fl.tasks.base import LocalData, PartitionSettings, Share, Source, Split, Task
 from secure_fl.tasks.code_digest import task_code
+from secure_fl.tasks.files import shown_sha256
 from secure_fl.tasks.metrics import Metric
 from secure_fl.tasks.model_blocks import initial_blocks, layout_of, seeded
+from secure_fl.tasks.own_code import loaded_data, made_model, named_blocks, run_own
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ _SEED = 1
 _SITES = 5  # that share data which come with a task
 _STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 _NORMS = "use GroupNorm or LayerNorm"
+_ADVICE = "correct it; `python -m pytest` beside the task shows all of the traceback"
 
 
 class TaskCheck:
@@ -64,10 +65,12 @@ class TaskCheck:
     # --- one check each -----------------------------------------------------------------------------------------
 
     def _find(self) -> str:
-        found = _run(lambda: tasks.create(self._name, self._settings), "__init__")
-        code = task_code(type(found)).text
+        found = tasks.create(self._name, self._settings)
+        code, file = task_code(type(found)).text, shown_sha256(self._name)
         self._task = found
-        return f"{type(found).__name__}, for {found.kind}; {code}"
+        # A site that lists the file is shown that digest by `node approve`, and one that has the module the source's.
+        single = f"; the file with sha256:{file}" if file else ""
+        return f"{type(found).__name__}, for {found.kind}; {code}{single}"
 
     def _preprocessing(self) -> str:
         try:
@@ -78,15 +81,16 @@ class TaskCheck:
 
     def _make(self) -> str:
         with seeded(_SEED):
-            model = _run(self.task.model, "model")
-        layout = _run(lambda: layout_of(self.task, model), "blocks")
+            model = made_model(self.task, advice=_ADVICE)
+        named_blocks(self.task, model, advice=_ADVICE)
+        layout = layout_of(self.task, model)
         if not layout.names:
             raise SettingsError(
                 "the model has no block with state: nothing could be shared",
                 advice="give the model named children with parameters, or override `blocks`",
             )
         self._model = model
-        stays = ", ".join(self.task.head(layout.names))
+        stays = ", ".join(_run(lambda: self.task.head(layout.names), "head"))
         return f"{_sizes(layout)}; {stays} stays home under a strategy with a personal head"
 
     def _start(self) -> str:
@@ -128,7 +132,7 @@ class TaskCheck:
                 "that come with the task",
             )
         try:
-            data = _run(lambda: self.task.load(source), "load")
+            data = loaded_data(self.task, source, advice=_ADVICE)
         except DataError:
             if self._source.path is not None:
                 raise
@@ -235,22 +239,7 @@ def _there(value: T | None) -> T:
 
 
 def _run(work: Callable[[], T], what: str) -> T:
-    """What the task's own code does; where it fails, the line of it that did."""
-    try:
-        return work()
-    except SecureFLError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        ours = Path(__file__).parents[1]
-        theirs = [
-            frame for frame in frames if ours not in Path(frame.filename).parents and "torch" not in frame.filename
-        ]
-        where = f", in {Path(theirs[-1].filename).name} line {theirs[-1].lineno}" if theirs else ""
-        raise TaskUnavailableError(
-            f"the task's `{what}` fails: {type(error).__name__}: {error}{where}",
-            advice="correct it; `python -m pytest` beside the task shows all of the traceback",
-        ) from error
+    return run_own(work, what, advice=_ADVICE)
 
 
 def _has_own(layer: nn.Module) -> bool:

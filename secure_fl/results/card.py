@@ -15,9 +15,11 @@ from typing import Any, Self
 
 from secure_fl.files import sha256_of, write_atomically
 from secure_fl.results.record import StudyRecord
+from secure_fl.results.wording import OWN_ROWS, counted
 from secure_fl.rounds import RoundKind
 
 CARD_VERSION = 1
+GLOBAL = "global"  # as the name of a model
 _SHOWN_SITES = 20
 
 
@@ -41,8 +43,10 @@ class ModelCard:
     model: str  # whose: "global", or a site's name
     names: str  # of the tensors: "torch", as in a state dict, or "blocks", as in a checkpoint
     simulated: bool
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float]  # measured on this model
     written: str
+    own_metrics: Mapping[str, float] = field(default_factory=dict)  # measured on the sites' own models instead
+    counted: Mapping[str, str] = field(default_factory=dict)  # of each metric: over which rows, or whose mean it is
     sha256: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     version: int = CARD_VERSION
@@ -53,7 +57,8 @@ class ModelCard:
         record: StudyRecord,
         *,
         metrics: Mapping[str, float | None],
-        model: str = "global",
+        own_metrics: Mapping[str, float | None] | None = None,
+        model: str = GLOBAL,
         names: str = "torch",
         simulated: bool = False,
         epsilon: float | None = None,
@@ -67,6 +72,7 @@ class ModelCard:
             spent = privacy.get("epsilon") if epsilon is None else epsilon
             private = {"mode": privacy["mode"], "unit": privacy.get("unit"), "epsilon": spent}
             private["delta"] = privacy.get("delta")
+        found, own = _known(metrics), _known(own_metrics or {})
         return cls(
             study=record.study,
             study_id=record.study_id,
@@ -84,7 +90,9 @@ class ModelCard:
             model=model,
             names=names,
             simulated=simulated,
-            metrics={name: value for name, value in metrics.items() if value is not None},
+            metrics=found,
+            own_metrics=own,
+            counted={name: counted(name) if model == GLOBAL else OWN_ROWS for name in (*found, *own)},
             written=(now or datetime.now(UTC)).isoformat(timespec="seconds"),
             versions={name: metadata.version(name) for name in ("secure-fl", "torch")},
         )
@@ -109,9 +117,9 @@ class ModelCard:
         return page
 
     def _page(self, file: str, digest: str) -> str:
-        whose = "the global model" if self.model == "global" else f"the model of {self.model}"
+        whose = "the global model" if self.model == GLOBAL else f"the model of {self.model}"
         trained = f"{self.rounds} of {self.planned_rounds} rounds, {self.outcome}"
-        measured = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in self.metrics.items())
+        measured, own = self._in_words(self.metrics), self._in_words(self.own_metrics)
         sites = ", ".join(self.sites[:_SHOWN_SITES]) + (" …" if len(self.sites) > _SHOWN_SITES else "")
         tensors = "as in torch: `load_state_dict`, or `secure_fl.load_model`"
         if self.names != "torch":
@@ -127,10 +135,22 @@ class ModelCard:
             f"- task: {self.task} {json.dumps(dict(self.task_settings))}, strategy: {self.strategy}",
             f"- protection: {self.protection}",
             f"- differential privacy: {self.privacy_in_words}",
-            f"- measured: {measured or 'nothing that sites shared'}",
+            f"- measured: {measured or ('nothing of this model' if own else 'nothing that sites shared')}",
+            *([f"- measured on the models that sites predict with, **not on this one**: {own}"] if own else []),
             f"- parameters: {self.parameters}, shared: {self.shared_parameters}",
             f"- tensors: {tensors}",
             f"- {len(self.sites)} sites: {sites}",
             f"- written: {self.written}, " + ", ".join(f"{name} {text}" for name, text in self.versions.items()),
         )
         return "\n".join(lines) + "\n"
+
+    def _in_words(self, metrics: Mapping[str, float]) -> str:
+        """Together what is counted alike."""
+        groups: dict[str, list[str]] = {}
+        for name, value in metrics.items():
+            groups.setdefault(self.counted[name], []).append(f"{name.replace('_', ' ')} {value:.4f}")
+        return "; ".join(f"{', '.join(said)} ({how})" for how, said in groups.items())
+
+
+def _known(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # The one definition: accuracy, loss and squared error of a study are means over sites, in which each site counts the
 # same, also those of the shared model. Metrics that a task declares are of the test rows of all sites together.
 OVER_SITES = "mean over sites"
 ALL_ROWS = "all test rows together"
+OWN_ROWS = "the site's own test rows"
+_MEANS = ("accuracy", "loss", "mse", "global_accuracy")
+
+
+def counted(metric: str) -> str:
+    """How sites count in a metric of a whole study."""
+    return OVER_SITES if metric in _MEANS else ALL_ROWS
+
+
+def whose(metrics: Iterable[str]) -> str:
+    """How sites count in each of several metrics, in one line; nothing where there are none."""
+    said: dict[str, list[str]] = {}
+    for name in metrics:
+        said.setdefault(counted(name), []).append(name)
+    return "; ".join(f"{', '.join(names)}: {how}" for how, names in said.items())
 
 
 def sentences(summary: Mapping[str, Any]) -> tuple[str, ...]:

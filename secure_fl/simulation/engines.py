@@ -25,6 +25,7 @@ from secure_fl.errors import SettingsError, StudyAbortedError
 from secure_fl.events import CoordinatorFailed, Event, Listener, Listening, NodeDied, from_json
 from secure_fl.files import only_process
 from secure_fl.simulation.forks import Forked, Forks
+from secure_fl.simulation.one_thread import one_thread
 from secure_fl.simulation.workspace import Workspace
 from secure_fl.study.settings import Study
 from secure_fl.transport.base import FederationService
@@ -74,15 +75,9 @@ def threads() -> Iterator[Engine]:
 
 
 async def _run_threads(workspace: Workspace, listener: Listener) -> None:
-    import torch
-
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in `processes`, so that both engines give the same model
-    try:
-        with only_process(workspace.coordinator_state):  # Two runs in one folder would spoil each other's files.
-            await _run_here(workspace, listener)
-    finally:
-        torch.set_num_threads(threads_before)  # whoever called this may train on
+    # One thread as in `processes`: both engines give the same model. Two runs in one folder would spoil their files.
+    with one_thread(), only_process(workspace.coordinator_state), logs.into_file(workspace.folder / "run.log"):
+        await _run_here(workspace, listener)
 
 
 async def _run_here(workspace: Workspace, listener: Listener) -> None:
@@ -92,14 +87,13 @@ async def _run_here(workspace: Workspace, listener: Listener) -> None:
     workspace.point_nodes_at(0)
     roster = workspace.study.study.roster
     nodes = [node_class(workspace.node_file(name), coordinator.service) for name in roster]
-    with logs.into_file(workspace.folder / "run.log"):
-        serving = [asyncio.create_task(node.run()) for node in nodes]
-        try:
-            await coordinator.run(workspace.study)
-        finally:
-            for task in serving:
-                task.cancel()
-            await asyncio.gather(*serving, return_exceptions=True)
+    serving = [asyncio.create_task(node.run()) for node in nodes]
+    try:
+        await coordinator.run(workspace.study)
+    finally:
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
 
 def _engine(name: str) -> Any:

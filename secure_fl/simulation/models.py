@@ -8,6 +8,7 @@ from typing import Any
 
 from secure_fl import tasks
 from secure_fl.results.card import ModelCard
+from secure_fl.results.measured import Measured
 from secure_fl.results.record import StudyRecord
 from secure_fl.simulation.workspace import Workspace
 
@@ -18,23 +19,24 @@ def write_models(workspace: Workspace, record: StudyRecord, summary: Mapping[str
     """`model.safetensors` of the study, if its strategy has a global model; cards of it and of the sites' own."""
     from secure_fl.tasks.state_dict import convert
 
-    study, last = workspace.study, record.rounds[-1]
+    study = workspace.study
     epsilons = [node["epsilon"] for node in summary["nodes"] if node["epsilon"] is not None]
-    if study.make_strategy().has_global_model:
+    strategy = study.make_strategy()
+    if strategy.has_global_model:
         path = workspace.folder / "model.safetensors"
         task = tasks.create(study.task.name, study.task.settings)
         convert(newest_checkpoint(workspace), path, task, seed=study.study.seed)
-        figures = {"accuracy": last.global_accuracy, "mse": last.mean_mse, **last.metrics}
+        found = Measured.of(record, predicts_with_shared=strategy.predicts_with_shared)
         # What a record is exposed to follows from its own site: of several sites, the one that spent most.
-        card = ModelCard.of(record, metrics=figures, simulated=True, epsilon=max(epsilons, default=None))
-        card.write(path)
+        spent = max(epsilons, default=None)
+        ModelCard.of(record, metrics=found.shared, own_metrics=found.own, simulated=True, epsilon=spent).write(path)
     for node in summary["nodes"]:
         path = workspace.node_folder(node["name"]) / "model.safetensors"
         if not path.exists():
             continue
-        found = {name: node.get(name) for name in _MEASURED} | node["metrics"]
+        values = {name: node.get(name) for name in _MEASURED} | node["metrics"]
         ModelCard.of(
-            record, metrics=found, model=node["name"], simulated=True, epsilon=max(epsilons, default=None)
+            record, metrics=values, model=node["name"], simulated=True, epsilon=max(epsilons, default=None)
         ).write(path)
 
 

@@ -35,6 +35,7 @@ from secure_fl.tasks.code_digest import own_code
 if TYPE_CHECKING:
     from secure_fl.study.start import Start
 
+_DO = " → "  # in a node's log: from here on, what to do
 _HOPELESS = 3  # times that a node could not train: a training process that was killed is one
 ENGINES = {"processes": processes, "threads": threads}
 
@@ -148,6 +149,7 @@ class _Troubles:
         self._nodes: dict[str, str] = {}
         self._unready: Counter[str] = Counter()  # how often a node could not train
         self._failure: SecureFLError | None = None
+        self._explained: SecureFLError | None = None
 
     def listen(self, event: Event) -> None:
         """Pass an event on, and remember it if it is bad news."""
@@ -161,21 +163,29 @@ class _Troubles:
                 # A deployed study waits until a site is repaired. Here nobody repairs anything.
                 hopeless = {name for name, often in self._unready.items() if often >= _HOPELESS}
                 if hopeless and not study.can_go_on(study.study.roster.keys() - hopeless):
-                    raise self.explain()
+                    raise self._given_up()
             case Refused(node=node, reason=reason):
                 self._nodes[node] = reason
                 if not study.can_go_on(study.study.roster.keys() - self._nodes.keys()):
-                    raise self.explain()
+                    raise self._given_up()
             case StudyFailed() | CoordinatorFailed() if self._failure is None:
                 self._failure = rebuild(event.code, event.message, advice=event.hint)
 
+    def _given_up(self) -> SecureFLError:
+        """Why this listener ends the run. The coordinator then reports that very error as what it failed with."""
+        self._explained = self.explain()
+        return self._explained
+
     def explain(self) -> SecureFLError:
         """One line: what failed, and what the first troubled node had to say."""
+        if self._explained is not None:
+            return self._explained
         failure = self._failure or StudyAbortedError("the study did not finish")
         for name, reason in self._nodes.items():
             log = self._workspace.node_folder(name) / "node.log"
             log = log if log.exists() else self._workspace.folder / "run.log"
             said = last_complaint(log, "sitting out: ") or last_complaint(log, "refusing ")
+            said, _, hint = said.partition(_DO)
             text = f"{failure.message}; {name} says {reason}" + (f": {said}" if said else "")
-            return rebuild(failure.code, text, advice=f"see {log}")
+            return rebuild(failure.code, text, advice=f"{hint}; see {log}" if hint else f"see {log}")
         return failure

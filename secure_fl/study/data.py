@@ -9,6 +9,7 @@ from secure_fl import limits, tasks
 from secure_fl.errors import SecureFLError, SettingsError, TaskUnavailableError
 from secure_fl.study.settings import Study
 from secure_fl.study.simulated import simulated_names
+from secure_fl.tasks.own_code import loaded_data, made_model, mend
 from secure_fl.tasks.public import FOLDER
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def require_data(study: Study) -> None:
         seed=study.study.seed,
     )
     path = Path(simulation.path).resolve() if simulation.path else None
-    _require_fit(task, task.load(Source(path=path, format=simulation.format or None, share=share)), study)
+    _require_fit(task, loaded_data(task, Source(path=path, format=simulation.format or None, share=share)), study)
 
 
 def _require_fit(task: Task, data: LocalData, study: Study) -> None:
@@ -59,11 +60,11 @@ def _require_fit(task: Task, data: LocalData, study: Study) -> None:
     rows, targets = data.train.inputs[:_ROWS], data.train.targets[:_ROWS]
     try:
         with seeded(study.study.seed), torch.no_grad():
-            task.loss(task.model().eval()(rows), targets)
+            task.loss(made_model(task).eval()(rows), targets)
     except SecureFLError:
         raise
     except Exception as error:  # A task may fail in any way it likes. Here the rows are the user's own: quote it.
         raise TaskUnavailableError(
             f"the task {study.task.name!r} fails on the first rows: {type(error).__name__}: {error}",
-            advice=f"correct the task; `secure-fl task check {study.task.name}` says where it fails",
+            advice=mend(type(task)),
         ) from error

@@ -17,6 +17,7 @@ from secure_fl.blocks import Layout
 from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.errors import InitialModelError, SettingsError, UnknownNameError
+from secure_fl.hints import shown_hints
 from secure_fl.protect.cohort.minima import smallest_cohort
 from secure_fl.protect.combining import CombiningProtection
 from secure_fl.protect.contract import Protection
@@ -195,6 +196,7 @@ class Study(Shorthand):
         return suitable(values)
 
     @classmethod
+    @shown_hints()
     def read(cls, path: Path | str) -> Self:
         """The study in a TOML file."""
         return cls.parse(cls.read_table(Path(path)))
@@ -224,6 +226,7 @@ class Study(Shorthand):
                 )
         return cls.parse(values)
 
+    @shown_hints()
     def completed(self) -> Self:
         """The study with every default of its task, strategy and protection, and its initial model, written out.
 
@@ -364,6 +367,7 @@ class Study(Shorthand):
         """
         return plan_at(self.privacy, self.make_strategy(), rounds=self.study.rounds, units=units)
 
+    @shown_hints()
     def check(self, *, nodes: int | None = None) -> Layout:
         """Everything that can be known without a site: names exist, parts fit together, enough sites, the first model.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 
 from secure_fl.errors import SettingsError
+from secure_fl.hints import shown_hints
 from secure_fl.settings import Settings, explain, nearest
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Shorthand(Settings):
     """What a study can be made from besides a file."""
 
     @classmethod
+    @shown_hints()
     def of(cls, settings: Mapping[str, Any] | None = None, /, **words: Any) -> Self:
         """A study from words, from sections, or from both; later ones win.
 
@@ -54,6 +56,7 @@ class Shorthand(Settings):
         _require_task_settings(table.get("task", {}))
         return cls.parse(table)
 
+    @shown_hints()
     def changed(self, settings: Mapping[str, Any] | None = None, /, **words: Any) -> Self:
         """This study with some keys changed, which makes it another study; the words are those of `of`."""
         table = _unwrapped(self.model_dump(exclude_unset=True))
@@ -101,6 +104,8 @@ class Shorthand(Settings):
 
 def apply(table: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Write words, dotted keys and whole sections into a study's table. Raises `SettingsError`."""
+    if not isinstance(changes, Mapping):
+        raise SettingsError(f"settings of a study are a mapping, such as {{'strategy.epochs': 2}}, not {changes!r}")
     for key, value in changes.items():
         if value is None:
             continue

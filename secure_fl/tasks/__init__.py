@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from secure_fl.entry_points import offered
 from secure_fl.errors import SecureFLError, TaskUnavailableError, UnknownNameError
 from secure_fl.settings import require_known
-from secure_fl.tasks import files, in_process
+from secure_fl.tasks import files, in_process, own_code
 
 if TYPE_CHECKING:
     from secure_fl.tasks.base import Task
@@ -77,12 +77,19 @@ def module_of(name: str) -> str:
 
 
 def create(name: str, settings: Mapping[str, Any]) -> Task:
-    """The task called `name` with validated `settings`; raises as `resolve` does, or names the wrong key."""
+    """The task called `name` with validated `settings`; raises as `resolve` does, or names the wrong key.
+
+    What the task says of itself is looked at, too: `TaskUnavailableError` where it cannot be used.
+    """
     here = in_process.find(name)
     if here is not None and not isinstance(here, type):
-        return here  # with data of its own; its settings went into the study when it was added
+        # With data of its own; its settings went into the study when it was added.
+        return own_code.require_declared(name, here)
     task = resolve(name)
-    return task(task.Settings.parse(settings, where="task"))
+    own_code.require_settings(name, task)
+    parsed = task.Settings.parse(settings, where="task")
+    made = own_code.run_own(lambda: task(parsed), "__init__", advice=own_code.mend(task))
+    return own_code.require_declared(name, made)
 
 
 def _installed() -> dict[str, str]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from secure_fl.blocks import Blocks, BlockShape, Layout, TensorShape, Vector
 from secure_fl.errors import LayoutMismatchError
 from secure_fl.tasks.base import Task
+from secure_fl.tasks.own_code import made_model, named_blocks
 
 _Modules = Mapping[str, nn.Module]
 _generator = Lock()
@@ -29,7 +30,7 @@ def layout_of(task: Task, model: nn.Module) -> Layout:
 
     Raises `LayoutMismatchError`, with names, unless each parameter is float32 and in exactly one block.
     """
-    modules = task.blocks(model)
+    modules = named_blocks(task, model)
     _require_each_parameter_once(model, modules)
     return Layout(tuple(_block_shape(name, module) for name, module in modules.items()))
 
@@ -72,7 +73,7 @@ def write_blocks(task: Task, model: nn.Module, blocks: Blocks, only: Collection[
 def initial_blocks(task: Task, seed: int) -> tuple[Layout, dict[str, Vector]]:
     """The layout of the task's model and the initial values that `seed` gives it."""
     with seeded(seed):
-        model = task.model()
+        model = made_model(task)
     return layout_of(task, model), read_blocks(task, model)
 
 

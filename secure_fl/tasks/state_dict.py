@@ -20,6 +20,7 @@ from secure_fl.checkpoints import open_tensors, save_tensors
 from secure_fl.errors import LayoutMismatchError
 from secure_fl.tasks.base import Task
 from secure_fl.tasks.model_blocks import layout_of, seeded, write_blocks
+from secure_fl.tasks.own_code import made_model
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -42,7 +43,7 @@ def save_model(path: Path, task: Task, blocks: Blocks, *, seed: int) -> None:
     Where blocks are missing, as those that a strategy keeps at the sites, only the tensors of the others are written.
     """
     with seeded(seed):
-        model = task.model()
+        model = made_model(task)
     write_blocks(task, model, blocks)
     save_tensors(path, {name: tensor.detach().cpu().numpy() for name, tensor in _written(task, model, blocks).items()})
 
@@ -59,7 +60,7 @@ def _written(task: Task, model: nn.Module, blocks: Blocks) -> dict[str, Tensor]:
 def convert(source: Path, target: Path, task: Task, *, seed: int) -> None:
     """A checkpoint, whose tensors are `block/tensor`, as a state dict. Raises `LayoutMismatchError`."""
     with seeded(seed):
-        layout = layout_of(task, task.model())
+        layout = layout_of(task, made_model(task))
     with open_tensors(source) as found:
         present = {key.partition("/")[0] for key in found}
         blocks = layout.select(present).join(found)
@@ -73,7 +74,7 @@ def read_model(path: Path, task: Task) -> nn.Module:
     tensor that does not fit, and `StorageError` where the file cannot be read.
     """
     with seeded(0):
-        model = task.model()
+        model = made_model(task)
     state: dict[str, Any] = model.state_dict()
     with open_tensors(path) as found:
         renamed = torch_names(task, model)

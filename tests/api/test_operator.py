@@ -100,8 +100,10 @@ def test_a_leads_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             (f"{tmp_path / 'mine.py'}:not a class", UsageError),
         ]
         for task, error in wrong:
-            with pytest.raises(error):
+            with pytest.raises(error) as caught:
                 export(lead, "wrong.safetensors", task)
+            assert caught.value.__notes__
+            assert "at every site" not in caught.value.hint  # There is nothing wrong at the sites.
             assert not list(tmp_path.glob("wrong*"))
         files._registered.clear()
         files._loaded.clear()

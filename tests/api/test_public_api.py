@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
@@ -95,8 +98,8 @@ def _members(cls: type, only: tuple[str, ...] | None = None) -> Iterator[str]:
     own = {*vars(cls), *inspect.get_annotations(cls)}
     for name in sorted(only or (name for name in own if not name.startswith("_"))):
         member = inspect.getattr_static(cls, name, None)
-        if isinstance(member, property):
-            yield f"    {name}: property"
+        if isinstance(member, property) and member.fget is not None:
+            yield f"    {name}: property -> {inspect.signature(member.fget).return_annotation!r}"
         elif inspect.isroutine(getattr(cls, name, None)):
             yield f"    {name}{inspect.signature(getattr(cls, name))}"
         else:
@@ -115,6 +118,43 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 def test_the_public_api_is_the_one_that_is_listed() -> None:
     assert "\n".join(public_api()) + "\n" == LISTED.read_text(encoding="utf-8")
+
+
+MISTAKES = """
+from secure_fl import Run, Study, load_model, simulate
+
+run: Run = simulate(Study.of(rounds=1), nodes=3, privacy="dp-sgd")
+simulate(rouns=3)
+run.sumary
+load_model(3, "digits")
+run.report().read_txt()
+run.ledger("site-01", "site-02")
+"""
+
+
+def test_a_type_checker_finds_mistakes_in_what_people_write(tmp_path: Path) -> None:
+    (tmp_path / "trial.py").write_text(MISTAKES)
+    (tmp_path / "right.py").write_text(MISTAKES.partition("simulate(rouns")[0])
+    (tmp_path / "mypy.ini").write_text("[mypy]\n")
+    cache = ROOT / ".mypy_cache" / "consumer"  # torch takes twenty seconds, the first time
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), "right.py", "trial.py"],
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    said = done.stdout
+    assert "right.py" not in said
+    for line, message in (
+        (5, 'Unexpected keyword argument "rouns" for "simulate"'),
+        (6, '"Run" has no attribute "sumary"'),
+        (7, 'Argument 1 to "load_model" has incompatible type "int"'),
+        (8, '"Path" has no attribute "read_txt"'),
+        (9, 'Too many arguments for "ledger" of "Run"'),
+    ):
+        assert re.search(rf"trial\.py:{line}: error: {re.escape(message)}", said), said
 
 
 def test_the_front_door_knows_its_names() -> None:

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,21 @@ def test_a_sites_ledger_is_verified_as_it_is_read(run: Run) -> None:
 
 def test_a_run_shows_itself(run: Run) -> None:
     assert repr(run).startswith("Run('study', fedopt, 2 rounds, mean_accuracy 0.9")
+    assert f"auc {run.summary['metrics']['auc']:.4f}" in repr(run)
     page = run._repr_html_()
     assert page.count("<tr>") == 4
     assert "report.html" in page
+    columns = "round", "accuracy", "loss", "global_accuracy", "auc", "sensitivity_at_90", "seconds"
+    assert "".join(f"<th>{name}</th>" for name in columns) in page  # and none that has no values
+    assert f"<td>{run.summary['metrics']['auc']:.4f}</td>" in page
+    assert "accuracy, loss, global_accuracy: mean over sites; auc, sensitivity_at_90: all test rows together" in page
+
+
+def test_a_run_may_be_awaited_and_is_itself(run: Run) -> None:
+    async def cell() -> Run:
+        return await run
+
+    assert asyncio.run(cell()) is run
 
 
 def test_every_model_has_a_card(run: Run) -> None:
@@ -151,6 +164,7 @@ def test_every_model_has_a_card(run: Run) -> None:
     )  # fmt: skip
     assert card["metrics"]["accuracy"] == run.summary["global_accuracy"]
     assert card["privacy"] is None
+    assert card["metrics"]["auc"] == run.summary["metrics"]["auc"]
     own = json.loads((run.folder / "nodes" / "site-01" / "model.json").read_text())
     assert (own["model"], own["metrics"]["accuracy"]) == ("site-01", run.summary["nodes"][0]["accuracy"])
 
@@ -180,18 +194,57 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads", "run")  # after one run: what libraries do when they are imported is theirs
-@pytest.mark.parametrize("where", ["beside", "in this thread"])
-def test_the_process_is_left_as_it_was(tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("privacy", ["none", "dp-sgd"])
+@pytest.mark.parametrize("where", ["beside", "in this thread", "checked only"])
+def test_the_process_is_left_as_it_was(
+    tmp_path: Path, where: str, privacy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "grpc")
+    noise = {"privacy": privacy, "epsilon": 3.0, "delta": 1e-5} if privacy != "none" else {}
+    study = Study.of(task="breast-cancer", nodes=3, rounds=1, **noise)
+    study.check()  # Opacus, too, does things when it is imported.
     before = _state()
     if where == "beside":
-        in_a_loop(**QUICK, rounds=1, out=tmp_path / "out")
+        in_a_loop(study=study, progress=False, out=tmp_path / "out")
+    elif where == "checked only":
+        study.check()
     else:
-        study = Study.of(task="breast-cancer", nodes=3, rounds=1)
         run_study(study, engine="threads", folder=tmp_path / "out", policy={}, listener=lambda _: None)
     after = _state()
     for what, value in before.items():
         assert after[what] == value, what
+
+
+@pytest.mark.usefixtures("two_threads", "run")
+def test_runs_at_once_have_their_own_logs_and_leave_the_process_as_it_was(tmp_path: Path) -> None:
+    before = _state()
+
+    async def notebook() -> list[Run]:
+        lengths = {"short": 1, "long": 3}
+        first = [simulate_async(**QUICK, rounds=rounds, out=tmp_path / name) for name, rounds in lengths.items()]
+        return await asyncio.gather(*first)
+
+    done = asyncio.run(notebook())
+    after = _state()
+    for what, value in before.items():
+        assert after[what] == value, what
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 2
+    for run, other in (done, done[::-1]):
+        lines = (run.folder / "run.log").read_text()
+        assert f"study={run.study.id[:12]}" in lines
+        assert f"study={other.study.id[:12]}" not in lines
+
+
+def test_a_run_logs_to_its_file_alone_and_its_caller_as_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    mine = logging.getLogger("notebook")
+    simulate(**QUICK, rounds=1, out=tmp_path / "out", listener=lambda event: mine.info("%s", type(event).__name__))
+    assert {record.name for record in caplog.records} == {"notebook"}
+    assert "RoundCommitted" in caplog.text
+    log = (tmp_path / "out" / "run.log").read_text()
+    assert "a new ledger begins" in log
+    assert "notebook" not in log
 
 
 # --- code that only this process has ----------------------------------------------------------------------------

@@ -277,6 +277,10 @@ def unknown_dataset(scene: Scene) -> Study:
     return study
 
 
+def unapproved_task_of_their_choosing(scene: Scene) -> Study:
+    return scene.changed("task", name="tests.support.task:Line", settings={})
+
+
 def task_of_their_choosing(scene: Scene) -> Study:
     study = scene.changed("task", name="tests.support.task:Line", settings={})
     scene.approve(study)
@@ -286,7 +290,7 @@ def task_of_their_choosing(scene: Scene) -> Study:
 OFFERS = (
     unapproved, approved_with_another_roster, without_this_site, forbidden_strategy, forbidden_protection,
     too_small_a_roster, too_small_a_minimum, too_few_colluders, too_open_metrics, unknown_dataset,
-    task_of_their_choosing,
+    unapproved_task_of_their_choosing, task_of_their_choosing,
 )  # fmt: skip
 
 
@@ -303,8 +307,11 @@ def test_a_study_the_site_does_not_allow_gets_a_code_and_its_rounds_get_nothing(
         scene.announce(study, invited=tuple(study.study.roster))  # as if it had been accepted
 
     scene = conversation(tmp_path, scenario, replies=1)
-    # That nobody has agreed yet is said. Of the policy of a site that has not agreed, nothing is.
+    # That nobody has agreed yet is said, and that the task is not here, without which nobody can. Nothing else is of
+    # the policy of a site that has not agreed.
     code = "NotApproved" if make in (unapproved, approved_with_another_roster) else "Refused"
+    if make in (unapproved_task_of_their_choosing, task_of_their_choosing):
+        code = "TaskUnavailable"
     refusal = pb.StudyAnswer(accepted=False, refusal=code)
     assert scene.recorder.heard() == [pb.NodeMessage(study_id=offered[0], study_answer=refusal)]
     nothing_happened(scene)

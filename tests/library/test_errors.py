@@ -82,6 +82,10 @@ def test_errors_carry_what_they_say_as_fields() -> None:
     assert unknown.hint == "known: digits, scans"
 
 
+def test_where_nothing_is_known_no_list_is_promised() -> None:
+    assert UnknownNameError("key", "task.hidden", nearest=None, known=()).hint == "leave it out: there is none"
+
+
 def test_advice_is_the_class_own_unless_one_is_given() -> None:
     class_advice = by_code("Network")("x")
     assert class_advice.hint == by_code("Network").advice != ""

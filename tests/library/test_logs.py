@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +129,82 @@ def test_the_text_of_an_exception_does_not_look_like_an_event() -> None:
     assert event.endswith("error   secure_fl.test: failed")
     assert any("info forged" in line for line in traceback)
     assert all(line.startswith("    ") and line.isprintable() for line in traceback)
+
+
+# --- within somebody else's process -------------------------------------------------------------------------------
+
+OURS = ("secure_fl.test", "node.test", "coordinator.test")
+
+
+def _loggers() -> list[tuple[int, list[logging.Handler], bool]]:
+    names = (None, "secure_fl", "node", "coordinator", "alembic", "asyncio", "grpc")
+    return [(log.level, log.handlers[:], log.propagate) for log in map(logging.getLogger, names)]
+
+
+def test_only_what_this_product_logs_goes_into_the_file(tmp_path: Path) -> None:
+    heard = io.StringIO()
+    logs.configure(level="info", style="text", stream=heard)
+    mine, before = logging.getLogger("notebook"), _loggers()
+    with logs.into_file(tmp_path / "run.log"):
+        for name in OURS:
+            logging.getLogger(name).info("of the run")
+        logging.getLogger("alembic.runtime").info("a migration")
+        mine.info("of the notebook")
+    assert _loggers() == before
+    logging.getLogger(OURS[0]).info("afterwards")
+    assert [line.rsplit(": ", 1)[1] for line in heard.getvalue().splitlines()] == ["of the notebook", "afterwards"]
+    assert (tmp_path / "run.log").read_text().count("of the run\n") == len(OURS)
+    assert len((tmp_path / "run.log").read_text().splitlines()) == len(OURS)
+
+
+@pytest.mark.parametrize("first_to_end", ["one", "two"])
+def test_files_that_overlap_have_their_own_lines_and_leave_logging_as_it_was(tmp_path: Path, first_to_end: str) -> None:
+    heard = io.StringIO()
+    logs.configure(level="info", style="text", stream=heard)
+    log, before = logging.getLogger(OURS[0]), _loggers()
+
+    async def run(name: str, begun: asyncio.Event, end: asyncio.Event) -> None:
+        with logs.into_file(tmp_path / name):
+            begun.set()
+            await end.wait()
+            log.info("of %s", name)
+            await asyncio.to_thread(log.info, "of %s", name)
+
+    async def both() -> None:
+        begun, ends = (asyncio.Event(), asyncio.Event()), {"one": asyncio.Event(), "two": asyncio.Event()}
+        runs = {name: asyncio.create_task(run(name, at, ends[name])) for name, at in zip(ends, begun, strict=True)}
+        await asyncio.gather(*(each.wait() for each in begun))
+        log.info("of neither")
+        last = {"one": "two", "two": "one"}[first_to_end]
+        for name in (first_to_end, last):
+            ends[name].set()
+            await runs[name]
+
+    asyncio.run(both())
+    assert _loggers() == before
+    for name in ("one", "two"):
+        said = [line.rsplit(": ", 1)[1] for line in (tmp_path / name).read_text().splitlines()]
+        assert said == ["of neither", f"of {name}", f"of {name}"]
+    log.info("afterwards")
+    assert heard.getvalue().endswith("afterwards\n")
+    assert len(heard.getvalue().splitlines()) == 1
+
+
+def test_files_within_files(tmp_path: Path) -> None:
+    before, log = _loggers(), logging.getLogger(OURS[0])
+    with logs.into_file(tmp_path / "outer"):
+        with logs.into_file(tmp_path / "inner"):
+            log.info("within")
+        log.info("without")
+    assert _loggers() == before
+    assert (tmp_path / "inner").read_text().splitlines()[0].endswith("within")
+    assert [line.rsplit(": ", 1)[1] for line in (tmp_path / "outer").read_text().splitlines()] == ["without"]
+
+
+def test_a_line_that_comes_late_is_not_written_to_a_closed_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logs.into_file(tmp_path / "run.log"):
+        (handler,) = logging.getLogger("secure_fl").handlers
+    handler.handle(logging.makeLogRecord({"msg": "late"}))
+    assert capsys.readouterr().err == ""

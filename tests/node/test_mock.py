@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,72 @@ def test_a_record_is_not_taken_for_column_names(tmp_path: Path) -> None:
         read_csv_schema(path, header=True)
     mocked = made(read_csv_schema(path, header=False)).decode()
     assert not any(word in mocked for word in ("Miller", "Jones", "63,", "145"))
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|", " ; "])
+@pytest.mark.parametrize("record", ["63 Miller m", "Miller m 145", 'Miller "145" m', "Miller 36,6 m"])
+def test_a_record_with_other_separators_is_not_taken_for_column_names(
+    tmp_path: Path, separator: str, record: str
+) -> None:
+    path = tmp_path / "records.csv"
+    path.write_text((record.replace(" ", separator) + "\n") * 3)
+    with pytest.raises(DataError, match="it is a record, and no header"):
+        read_csv_schema(path, header=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "header"),
+    [
+        ("age;weight\n63;145\n", True),
+        ("age\tweight\n63\t145\n", True),
+        ("Miller|m\nJones|f\n", False),
+        ("Export of the ward\nage;weight\n63;145\n", True),
+    ],
+)
+def test_columns_with_other_separators_are_not_one_column(tmp_path: Path, text: str, header: bool) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match="its columns seem to be separated by") as caught:
+        read_csv_schema(path, header=header)
+    assert "separated by commas" in str(caught.value.hint)
+
+
+def test_a_space_separates_only_where_there_is_one_column(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("63 Miller m\n67 Jones m\n")
+    with pytest.raises(DataError, match="it is a record, and no header"):
+        read_csv_schema(path, header=True)
+    path.write_text("notes,weight on day 1\nslept well; ate,145\n")
+    assert [column.name for column in read_csv_schema(path, header=True).columns] == ["notes", "weight on day 1"]
+
+
+def test_a_first_record_with_semicolons_is_not_written(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site.parent / "table.csv").write_text("63;Miller;145\n67;Jones;160\n")
+    for header in ("--header", "--no-header"):
+        out = site.parent / "mock.csv"
+        assert mock.main([str(site), "table", "--out", str(out), header, "--yes"]) == 3
+        assert not out.exists()
+        said = capsys.readouterr()
+        assert "Miller" not in said.out + said.err
+
+
+@pytest.mark.parametrize("name", ["WARD.CSV", "ward.csv.gz", "ward.CSV.GZ", "WARD.NPZ"])
+def test_endings_in_capitals_and_compressed_tables(site: Path, name: str) -> None:
+    path, plain = site.parent / name, table(site.parent / "plain.csv", 2, 40)
+    if name.endswith("NPZ"):
+        path.write_bytes(npz(site.parent / "plain.npz", 2, 40).read_bytes())
+    else:
+        path.write_bytes(gzip.compress(plain.read_bytes()) if "gz" in name.lower() else plain.read_bytes())
+    settings = read_toml(site)
+    settings["datasets"]["ward"] = {"path": name}
+    site.write_bytes(tomli_w.dumps(settings).encode())
+    out = site.parent / f"mock-{name.lower()}"
+    header = [] if name.endswith("NPZ") else ["--header"]
+    assert mock.main([str(site), "ward", "--out", str(out), *header, "--yes"]) == 0
+    if name.endswith("NPZ"):
+        assert read_npz_schema(out) == read_npz_schema(path)
+    else:
+        assert read_csv_schema(out, header=True) == read_csv_schema(plain, header=True)
 
 
 def test_one_odd_record_does_not_change_a_mock(tmp_path: Path) -> None:

@@ -307,3 +307,18 @@ def test_the_time_of_a_round_is_estimated_from_a_few_batches(tmp_path: Path, mon
     rows = int(next(one["message"] for one in found["steps"] if one["check"] == "training").split()[0])
     assert timed == [1, 4]
     assert found["seconds"] == pytest.approx(2.0 + -(-rows // 4))
+
+
+def test_one_reason_is_said_once(tmp_path: Path) -> None:
+    """That units are not declared stops three steps."""
+    _, file, study = federation(tmp_path, NOISE)
+    table = read_toml(file)
+    del table["datasets"]["breast-cancer"]["units"]
+    file.write_bytes(tomli_w.dumps(table).encode())
+    code, found = tried(file, study)
+    failed = {step["check"]: step for step in found["steps"] if step["state"] == "failed"}
+    assert code == 7
+    assert "has not said about how many records" in failed["policy"]["message"]
+    assert "units = N" in failed["policy"]["fix"]
+    for other in ("budget", "training"):
+        assert (failed[other]["message"], failed[other]["fix"]) == ("for the same reason as policy", "")

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from node.reasons import REASONS
 from secure_fl.cli import status_text
+from secure_fl.errors import TaskUnavailableError
 from secure_fl.operations import waiting
 from secure_fl.operations.waiting import ended_words, site_words, waiting_words
 from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
@@ -92,6 +93,13 @@ def record(accuracy: float | None) -> bytes:
         roster=("a", "b"), rounds=rounds,
     )  # fmt: skip
     return json.dumps(asdict(made)).encode()
+
+
+def test_a_site_without_the_task_is_not_said_to_lack_an_approval() -> None:
+    """The node says so before anybody approved (tests/attacks/test_silence.py)."""
+    site = pb.SiteStatus(name="a", connected=True, refusal=TaskUnavailableError.code)
+    assert site_words(site).startswith("the task is not installed there")
+    assert waiting_words(study(site, needed=1))[0].startswith("waiting: 0 of 1 needed; a: the task is not installed")
 
 
 @pytest.mark.parametrize("accuracy", [0.8125, None])

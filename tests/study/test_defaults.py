@@ -26,7 +26,7 @@ from secure_fl.tasks.public import FOLDER
 
 WITHOUT_FILES = ("digits", "breast-cancer", "sine", "bearings", "visits")
 PAIRS = [(task, strategy) for task in WITHOUT_FILES for strategy in strategies.known()]
-CELLS = "^strategy 'fedasa' shares cells and this task's model has none$"
+CELLS = "(?m)^strategy 'fedasa' shares cells and this task's model has none$"
 
 
 def refusal(task: str, strategy: str) -> str | None:
@@ -183,7 +183,7 @@ def test_what_a_task_declares_are_keys_of_a_study(name: str) -> None:
 @pytest.mark.parametrize("key", ["strategy.lr", "training.learning_rate", "simulation", "task.hiden"])
 def test_a_default_that_no_study_could_have_is_named(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setattr(tasks.resolve("digits"), "defaults", {key: 1})
-    with pytest.raises(SettingsError, match=f"^'{key}', as suits task digits, is no key of a study$"):
+    with pytest.raises(SettingsError, match=f"(?m)^'{key}', as suits task digits, is no key of a study$"):
         Study.parse({}).completed()
 
 

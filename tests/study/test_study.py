@@ -40,16 +40,16 @@ def test_an_unknown_key_is_named_on_reading(table: dict[str, Any], message: str)
 
 def test_an_unknown_setting_of_a_task_is_named_by_the_check() -> None:
     read = Study.parse({"task": {"hiden": 3}})
-    with pytest.raises(UnknownNameError, match=r"^unknown key 'task\.hiden'; did you mean 'hidden'\?$"):
+    with pytest.raises(UnknownNameError, match=r"(?m)^unknown key 'task\.hiden'; did you mean 'hidden'\?$"):
         read.check()
 
 
 def test_a_slip_in_python_is_named_at_once() -> None:
-    with pytest.raises(UnknownNameError, match=r"^unknown key 'strategy\.epoch'; did you mean 'epochs'\?$"):
+    with pytest.raises(UnknownNameError, match=r"(?m)^unknown key 'strategy\.epoch'; did you mean 'epochs'\?$"):
         Study.of({"strategy.epoch": 2})
-    with pytest.raises(SettingsError, match=r"^strategy\.epochs: must be from 1 to 1000 \(got 0\)$"):
+    with pytest.raises(SettingsError, match=r"(?m)^strategy\.epochs: must be from 1 to 1000 \(got 0\)$"):
         Study.of({"strategy.epochs": 0})
-    with pytest.raises(UnknownNameError, match=r"^unknown key 'task\.hiden'; did you mean 'hidden'\?$"):
+    with pytest.raises(UnknownNameError, match=r"(?m)^unknown key 'task\.hiden'; did you mean 'hidden'\?$"):
         Study.of({"task.hiden": 3}, task=Digits)  # a class that is here already
 
 

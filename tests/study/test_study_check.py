@@ -70,18 +70,18 @@ def test_a_strategy_that_combines_is_refused_under_masks_with_the_reason(name: s
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match=r"^unknown strategy 'fedvag'; did you mean 'fedavg'\?$"):
+    with pytest.raises(UnknownNameError, match=r"(?m)^unknown strategy 'fedvag'; did you mean 'fedavg'\?$"):
         study(strategy={"name": "fedvag"}).check()
-    with pytest.raises(UnknownNameError, match=r"^unknown task 'digit'; did you mean 'digits'\?$"):
+    with pytest.raises(UnknownNameError, match=r"(?m)^unknown task 'digit'; did you mean 'digits'\?$"):
         study(task={"name": "digit"}).check()
-    with pytest.raises(UnknownNameError, match=r"^unknown protection 'non'; did you mean 'none'\?$") as caught:
+    with pytest.raises(UnknownNameError, match=r"(?m)^unknown protection 'non'; did you mean 'none'\?$") as caught:
         study(protection={"kind": "non"}).check()
     assert caught.value.kind == "protection"
 
 
 def test_a_protection_that_does_not_serve_sums_is_refused_for_a_sum() -> None:
     protect.register("combine-only", f"{__name__}:CombineOnly")
-    expected = "^strategy 'fedavg' needs 'sum', which protection 'combine-only' does not serve$"
+    expected = "(?m)^strategy 'fedavg' needs 'sum', which protection 'combine-only' does not serve$"
     with pytest.raises(SettingsError, match=expected) as caught:
         study(protection={"kind": "combine-only"}).check()
     assert caught.value.hint.startswith("protections that do: none, masked, sealed")  # and what other tests registered
@@ -90,7 +90,7 @@ def test_a_protection_that_does_not_serve_sums_is_refused_for_a_sum() -> None:
 def test_a_protection_that_serves_only_sums_is_refused_for_a_combination() -> None:
     protect.register("double", "tests.protect.double:OneTimePad")
     strategies.register("attention", f"{__name__}:Attention")
-    expected = "^strategy 'attention' needs 'combine', which protection 'double' does not serve$"
+    expected = "(?m)^strategy 'attention' needs 'combine', which protection 'double' does not serve$"
     with pytest.raises(SettingsError, match=expected):
         study(strategy={"name": "attention"}, protection={"kind": "double"}).check()
     study(strategy={"name": "attention"}, protection={"kind": "none"}).check()
@@ -99,7 +99,7 @@ def test_a_protection_that_serves_only_sums_is_refused_for_a_combination() -> No
 
 @pytest.mark.parametrize("sites", [1, 2])
 def test_too_few_sites_are_refused(sites: int) -> None:
-    expected = f"^{sites} sites, but nothing is opened with fewer than 3 contributors$"
+    expected = f"(?m)^{sites} sites, but nothing is opened with fewer than 3 contributors$"
     with pytest.raises(SettingsError, match=expected):
         study(sites).check()
 
@@ -129,7 +129,7 @@ def test_bits_that_could_overflow_the_ring_are_refused() -> None:
         ("fedavg", 24, 255, ""),
         ("fedamp", 22, 200, ""),
         ("fedamp", 24, 60, ""),
-        ("fedamp", 23, 200, "23-bit values of 200 nodes, whose weights add up to 1024, .* at most 22 bits would$"),
+        ("fedamp", 23, 200, "(?m)23-bit values of 200 nodes, whose weights add up to 1024, .* at most 22 bits would$"),
     ],
 )
 def test_what_no_ciphertext_holds_is_refused_with_the_numbers(
@@ -212,7 +212,7 @@ def test_more_comparisons_than_sites_allow_are_refused_unless_the_study_says_so(
     agreed.check()
     assert agreed.exceptions == {"more-comparisons"}
     many = {"name": "fedamp", "comparisons": 5}
-    with pytest.raises(SettingsError, match=r"^strategy.comparisons = 5: .* 4 times at most$"):
+    with pytest.raises(SettingsError, match=r"(?m)^strategy.comparisons = 5: .* 4 times at most$"):
         study(strategy=many, study={"rounds": 9}, protection={"kind": kind}).check()
     study(strategy=many, study={"rounds": 4}, protection={"kind": kind}).check()
 

@@ -10,7 +10,10 @@ from secure_fl.errors import SecureFLError
 
 @contextmanager
 def shown_hints() -> Iterator[None]:
-    """Errors of the product that leave this block, or a function decorated with it, have their advice as a note."""
+    """Errors of the product that leave this block, or a function decorated with it, have their advice as a note.
+
+    For what people call in Python. Other processes and commands say the advice in their own way.
+    """
     try:
         yield
     except SecureFLError as error:
