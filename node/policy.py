@@ -25,20 +25,15 @@ class Policy:
         self._me = me
 
     def check_study(self, study_id: str, study: Study, approvals: frozenset[str]) -> None:
-        """Raise `RefusedError` (or `SettingsError`) unless this site can and will take part in exactly this study.
-
-        `TaskUnavailableError` where its task is not here, whether or not anybody agreed.
-        """
+        """Raise `RefusedError` (or `SettingsError`) unless this site can and will take part in exactly this study."""
         if study.id != study_id:
             raise RefusedError("the offered study is not the one its id names")
-        # Before the approval, which would fail: so the study lead hears what has to be done first, and nothing else of
-        # what this site's file says before somebody here has agreed. Anybody who may submit studies can find out of a
-        # task's name whether it is here.
+        # First: of a site where nobody has agreed, nobody learns what its file allows, or which tasks it has.
+        self.check_approval(study_id, approvals)
         try:
             self.check_task(study)
-        except RefusedError as error:
+        except RefusedError as error:  # The study lead may be told which of the two it is.
             raise TaskUnavailableError(error.message, advice=error.hint) from None
-        self.check_approval(study_id, approvals)
         self.check_terms(study)
 
     def check_approval(self, study_id: str, approvals: frozenset[str]) -> None:

@@ -307,11 +307,10 @@ def test_a_study_the_site_does_not_allow_gets_a_code_and_its_rounds_get_nothing(
         scene.announce(study, invited=tuple(study.study.roster))  # as if it had been accepted
 
     scene = conversation(tmp_path, scenario, replies=1)
-    # That nobody has agreed yet is said, and that the task is not here, without which nobody can. Nothing else is of
-    # the policy of a site that has not agreed.
-    code = "NotApproved" if make in (unapproved, approved_with_another_roster) else "Refused"
-    if make in (unapproved_task_of_their_choosing, task_of_their_choosing):
-        code = "TaskUnavailable"
+    # That nobody has agreed yet is said. Of the policy of a site that has not agreed, and of its tasks, nothing is.
+    code = "TaskUnavailable" if make is task_of_their_choosing else "Refused"
+    if make in (unapproved, approved_with_another_roster, unapproved_task_of_their_choosing):
+        code = "NotApproved"
     refusal = pb.StudyAnswer(accepted=False, refusal=code)
     assert scene.recorder.heard() == [pb.NodeMessage(study_id=offered[0], study_answer=refusal)]
     nothing_happened(scene)

@@ -96,7 +96,7 @@ def record(accuracy: float | None) -> bytes:
 
 
 def test_a_site_without_the_task_is_not_said_to_lack_an_approval() -> None:
-    """The node says so before anybody approved (tests/attacks/test_silence.py)."""
+    """It was approved there, and its task has gone since."""
     site = pb.SiteStatus(name="a", connected=True, refusal=TaskUnavailableError.code)
     assert site_words(site).startswith("the task is not installed there")
     assert waiting_words(study(site, needed=1))[0].startswith("waiting: 0 of 1 needed; a: the task is not installed")
