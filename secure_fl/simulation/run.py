@@ -49,10 +49,12 @@ def run(
     listener: Listener,
     start: Path | None = None,
     loop: Stoppable | None = None,
+    checked: Callable[[], None] = lambda: None,
 ) -> tuple[StudyRecord, dict[str, Any]]:
     """Run `study` in `folder` and leave there everything the contract names. Another thread may stop it by its `loop`.
 
-    With `start`, the file of a model, it trains on from that one.
+    With `start`, the file of a model, it trains on from that one. `checked` is called once nothing is wrong with the
+    study that can be known before it starts; there is no folder yet.
 
     Raises `StudyAbortedError` when the study does not finish, after saving what there is.
     """
@@ -66,6 +68,7 @@ def run(
         # Before there is a folder: a plan that cannot be made, or that the sites refuse, leaves nothing behind.
         lines = plan_lines(study) if study.privacy.mode != "none" else ()
         require_willing(imagined(folder, study, policy=policy))
+        checked()
         workspace = prepare(folder, study, policy=policy, start=first)
         _require_same_code(workspace)
         if lines:

@@ -80,6 +80,31 @@ def test_a_full_disk_is_said_so(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("error", "says", "advises"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "/x/y"),
+            "/x/y: No such file or directory",
+            "check the path",
+        ),
+        (PermissionError(13, "Permission denied", "/x/y"), "/x/y: Permission denied", "permissions"),
+        (OSError("odd"), "OSError", "--debug"),
+    ],
+)
+def test_whatever_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, says: str, advises: str
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("secure_fl.cli.study.Study.read_table", broken)
+    left, text = run(monkeypatch, capsys, "study", "check", "x.toml")
+    first, second = text.strip().splitlines()
+    assert (left, first) == (StorageError.exit_code, f"secure-fl: {says}")
+    assert advises in second
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["secure-fl", "--debug", "run", "nowhere.toml"])
     with pytest.raises(secure_fl.errors.SettingsError):
