@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from secure_fl.errors import SettingsError, StorageError
-from secure_fl.files import private_folder, write_atomically, write_pieces
+from secure_fl.errors import SettingsError
+from secure_fl.files import make_folder, private_folder, write_atomically, write_pieces
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
 from secure_fl.results.record import StudyRecord
@@ -145,10 +145,7 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any], start: Sta
     `start` is the first model of a study that goes on from a given one.
     """
     study = study.completed()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
+    make_folder(folder)
     kept = folder / "study.toml"
     if kept.exists():
         return _resume(folder, kept, study, policy)
@@ -179,6 +176,7 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any], start: Sta
 def _hand_over(workspace: Workspace, start: Start) -> None:
     """Put a first model where the coordinator finds those that came with a study."""
     first = start.first_model()
+    private_folder(workspace.coordinator_state)  # as the coordinator would make it: its state is nobody else's
     write_pieces(workspace.study_state / "objects" / first.sha256.hex(), start.layout.pieces(start.blocks))
     write_atomically(workspace.study_state / "first.json", first.to_json())
 
