@@ -71,7 +71,7 @@ def test_a_study_file_names_its_model(trained: Run, tmp_path: Path) -> None:
     study.check(nodes=3)
     assert start_from(study, model).first_model().digest == study.study.initial
     said = " ".join(sentence for section in explain(study) for sentence in section.sentences)
-    assert "The study's lead brings that model" in said
+    assert "The study lead supplies the starting model" in said
     # Nobody takes the seed's model for it, nor another file.
     with pytest.raises(InitialModelError, match="did not come with it"):
         start_of_study(study)

@@ -79,6 +79,8 @@ CASES = {
         "with strategy.gating = \"site\" strategy 'aifed' looks at",
         'gating = "none"',
     ),
+    "empty study": (["run", "empty.toml"], 3, "empty.toml: has no settings in it", "study new"),
+    "empty party": (["doctor", "empty.toml"], 3, "empty.toml: has no [node], [coordinator]", "a party's file"),
     "study exists": (["study", "new", "broken.toml"], 6, "exists already", "--force"),
 }
 
@@ -95,6 +97,7 @@ def test_a_mistake_is_one_line_with_advice(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("broken.toml").write_text("x = = 1")
+    Path("empty.toml").write_text("# nothing\n")
     Path("used").mkdir()
     Path("used/file").touch()
     left, text = run(monkeypatch, capsys, *arguments)
