@@ -140,14 +140,14 @@ def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, 
         plan = study.privacy_plan(units=units)
         return (*notes, *(plan.explain() if plan is not None else ()), *_not_covered(study))
     noise = "; ".join(_noise(study, count) for count in _EXAMPLES)
-    noise = noise[:1].upper() + noise[1:]
     return (
         f"Every site adds noise while it trains. So its part in this study costs at most epsilon "
         f"{study.privacy.epsilon:g} with delta {study.privacy.delta:g} for each {_UNITS[study.privacy.unit]}. Each "
         "site enforces that itself, and its ledger proves what it spent.",
         *notes,
         f"How much noise that takes depends on how many {study.privacy.unit}s a site declares "
-        f"({section_name('datasets', study.task.dataset_id)} units). {noise}.",
+        f"({section_name('datasets', study.task.dataset_id)} units). Compared with the largest effect that "
+        f"one {study.privacy.unit} can have, the noise is {noise}.",
         "`secure-fl study show --units N` says what that means for a site with N.",
         *_not_covered(study),
     )
@@ -157,11 +157,8 @@ def _noise(study: Study, units: int) -> str:
     try:
         plan = study.privacy_plan(units=units)
     except SettingsError as error:
-        return f"at a site with {units:,} {study.privacy.unit}s it is not possible ({error.message})"
-    if plan is None:
-        return ""
-    unit = study.privacy.unit
-    return f"at a site with {units:,} {unit}s it is {plan.noise:.3g} times the largest effect of one {unit}"
+        return f"not possible at a site with {units:,} ({error.message})"
+    return "" if plan is None else f"{plan.noise:.3g} times as large at a site with {units:,}"
 
 
 def _not_covered(study: Study) -> tuple[str, ...]:
