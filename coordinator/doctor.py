@@ -8,14 +8,18 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+from coordinator import first_models
+from coordinator.bulk_files import BulkFiles
 from coordinator.config import CoordinatorFile
 from coordinator.store import Store
 from secure_fl.addresses import split_address
 from secure_fl.errors import DoubtError, SettingsError, StorageError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.operations import doctor
+from secure_fl.study.first_model import FirstModel
 from secure_fl.study.settings import Study
 
 
@@ -30,6 +34,8 @@ def _checks(path: Path, study: Path | None) -> Iterator[doctor.Check]:
         return
     yield "address", lambda: _address(file)
     yield "store", lambda: _store(file)
+    for listed in file.studies:
+        yield f"study {listed}", partial(_listed, file, listed)
     if study is not None:
         yield "study", lambda: _study(study, file)
 
@@ -68,6 +74,36 @@ def _store(file: CoordinatorFile) -> str:
     if sound != "ok":
         raise StorageError(f"{path}: {sound}", advice="restore the state folder from a backup")
     return ", ".join(f"{count} studies {state}" for state, count in states.items()) or "no studies"
+
+
+def _listed(file: CoordinatorFile, listed: str) -> str:
+    """Whether `serve` takes up a study of the coordinator's own file; the task is imported only if it may be."""
+    study = Study.read(file.path(listed))
+    if study.id in _known(file):
+        return f"{study.study.name} is in the store"
+    first_models.require_allowed(study, file.coordinator.tasks)
+    study.check()
+    files = BulkFiles(file.state_folder / "studies" / study.id)
+    first = first_models.load(files) or _first_model(study)
+    first_models.require_fit(study, first, model_bytes=file.limits.model_bytes)
+    return f"{study.study.name} {study.id} can run here, with {len(study.study.roster)} sites"
+
+
+def _first_model(study: Study) -> FirstModel:
+    from secure_fl.study.submission import start_of_study  # torch
+
+    return start_of_study(study).first_model()
+
+
+def _known(file: CoordinatorFile) -> frozenset[str]:
+    path = Store.path_in(file.state_folder)
+    if not path.exists():
+        return frozenset()
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            return frozenset(name for (name,) in database.execute("SELECT id FROM studies"))
+    except sqlite3.Error:
+        return frozenset()  # "store" has said it.
 
 
 def _study(path: Path, file: CoordinatorFile) -> str:

@@ -13,7 +13,13 @@ import numpy as np
 
 from coordinator.bulk_files import BulkFiles
 from secure_fl import tasks
-from secure_fl.errors import InitialModelError, StorageError, TaskNotAllowedError, TaskUnavailableError
+from secure_fl.errors import (
+    InitialModelError,
+    ModelTooLargeError,
+    StorageError,
+    TaskNotAllowedError,
+    TaskUnavailableError,
+)
 from secure_fl.files import write_atomically
 from secure_fl.study.first_model import FirstModel
 from secure_fl.study.settings import Study
@@ -52,6 +58,17 @@ def make_here(files: BulkFiles, study: Study, listed: Collection[str]) -> FirstM
     files.put_pieces(first.sha256, start.layout.pieces(start.blocks))
     write_atomically(files.first, first.to_json())
     return first
+
+
+def require_fit(study: Study, first: FirstModel, *, model_bytes: int) -> None:
+    """Raise `SettingsError` unless a coordinator with room for so much can run the study, starting from `first`."""
+    study.check_parts()
+    first.require(initial=study.study.initial, shipped=study.make_strategy().shipped)
+    if first.size > model_bytes:
+        raise ModelTooLargeError(
+            f"the study's model has {first.size} bytes, more than the {model_bytes} allowed here",
+            advice="whoever runs the coordinator may raise [limits] model_bytes in the coordinator's file",
+        )
 
 
 def require_allowed(study: Study, listed: Collection[str]) -> None:

@@ -7,6 +7,7 @@ import logging
 from secure_fl import logs
 from secure_fl.events import Event, RoundCommitted, StudyEnded, Waiting
 from secure_fl.results.record import RoundRecord
+from secure_fl.rounds import RoundKind
 
 log = logging.getLogger(__name__)
 
@@ -43,4 +44,14 @@ def _told(record: RoundRecord) -> str:
         parts.append(f"mean accuracy {record.mean_accuracy:.3f}")
     elif record.mean_loss is not None:
         parts.append(f"mean loss {record.mean_loss:.4g}")
-    return f"round {record.number} is done: {', '.join(parts)}"
+    return f"{_called(record)} is done: {', '.join(parts)}"
+
+
+def _called(record: RoundRecord) -> str:
+    match record.kind:
+        case RoundKind.TRAIN:
+            return f"round {record.number}"
+        case RoundKind.EVALUATE:
+            return "the closing evaluation"
+        case RoundKind.DECLARE:
+            return "the declaration of what sites share"

@@ -17,7 +17,7 @@ from coordinator.store import Owner, Store
 from coordinator.study_runner import StudyRunner
 from coordinator.submission_room import SubmissionRoom
 from secure_fl import logs
-from secure_fl.errors import ModelTooLargeError, SecureFLError, SettingsError, StorageError
+from secure_fl.errors import SecureFLError, SettingsError, StorageError
 from secure_fl.events import Listener, StudyFailed, StudyPaused, ignore
 from secure_fl.limits import OBJECT_BYTES
 from secure_fl.study.first_model import FirstModel
@@ -82,13 +82,7 @@ class Coordinator:
 
     def examine(self, study: Study, first: FirstModel) -> None:
         """Raise `SettingsError` unless this coordinator can run the study, which starts from the model `first`."""
-        study.check_parts()
-        first.require(initial=study.study.initial, shipped=study.make_strategy().shipped)
-        if first.size > self._model_bytes:
-            raise ModelTooLargeError(
-                f"the study's model has {first.size} bytes, more than the {self._model_bytes} allowed here",
-                advice="whoever runs the coordinator may raise [limits] model_bytes in the coordinator's file",
-            )
+        first_models.require_fit(study, first, model_bytes=self._model_bytes)
 
     async def submit(
         self, study: Study, first: FirstModel, content: Path, *, owner: Owner | None = None

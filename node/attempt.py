@@ -123,7 +123,7 @@ class Participation:
         try:
             async with asyncio.timeout_at(_deadline(self._first)) as self._timeout:
                 await self._take_part()
-            self._services.listener(RoundDone(**self._about()))
+            self._services.listener(RoundDone(**self._about(), kind=self._kind))
         except TimeoutError:
             log.warning("too slow for the deadline; left out")
             self._refusal = LateMessageError.code

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from os.path import normpath
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from secure_fl import protect, strategies, tasks
 from secure_fl.identity.party_file import DialingFile, DialingSection
 from secure_fl.operations.monitoring import MonitoringSection
-from secure_fl.settings import PathText, Settings, require_known
+from secure_fl.settings import PathText, Settings, nearest, require_known
+from secure_fl.study.exceptions import require_exception
 from secure_fl.tasks import files as task_files
 from secure_fl.tasks.partition import PartitionSettings
 
 _THIS_MACHINE = ("127.0.0.1", "localhost", "[::1]")
+_DEVICES = ("cpu", "cuda", "hpu", "mps", "mtia", "xla", "xpu")  # torch's words; what is there, only torch knows
+
+
+def _device(text: str) -> str:
+    kind, colon, number = text.partition(":")
+    if kind not in _DEVICES or (colon and not (number.isascii() and number.isdigit())):
+        close = nearest(kind, _DEVICES)
+        raise ValueError(f'must be "cpu", "cuda" or such as "cuda:1"{f"; did you mean {close!r}?" if close else ""}')
+    return text
+
+
+def _study_hash(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError("must be a study's hash, 64 hexadecimal digits in lower case (`secure-fl study check`)")
+    return text
+
+
+Device: TypeAlias = Annotated[str, AfterValidator(_device)]
+StudyHash: TypeAlias = Annotated[str, AfterValidator(_study_hash)]
 
 
 class NodeSection(DialingSection):
     """Who this node is, which coordinator, and no other, it talks to, and what it trains on."""
 
     name: str
-    device: str = "cpu"
+    device: Device = "cpu"
     threads: int = Field(0, ge=0)  # torch threads of the training process; 0: torch decides
 
 
@@ -74,7 +95,7 @@ class PolicySection(Settings):
     exceptions: tuple[str, ...] = ()  # from what is promised; `study show` names and explains those of a study
     metrics: Literal["none", "aggregate", "per-node"] = "aggregate"
     approve: Literal["ask", "listed"] = "ask"  # listed: only `approved` below counts, not `secure-fl node approve`
-    approved: tuple[str, ...] = ()  # study hashes
+    approved: tuple[StudyHash, ...] = ()
 
     @model_validator(mode="after")
     def _known_words(self) -> Self:
@@ -83,6 +104,8 @@ class PolicySection(Settings):
             require_known("[policy] protection", protection, protect.known())
         for strategy in self.strategies:
             require_known("[policy] strategy", strategy, strategies.known())
+        for exception in self.exceptions:
+            require_exception(exception)
         names = [name for name, _ in _task_files(self.tasks)]
         if twice := {name for name in names if names.count(name) > 1 or name in self.tasks}:
             raise ValueError(f"[policy] tasks: {min(twice)} stands for more than one entry")
@@ -113,6 +136,12 @@ class NodeFile(DialingFile):
         # The seed is the study's: every site's masks could be computed by whoever knows the study.
         if self.simulation is not None and self.node.coordinator.rpartition(":")[0] not in _THIS_MACHINE:
             raise ValueError("[simulation] makes every secret predictable; it goes with a coordinator on this machine")
+        return self
+
+    @model_validator(mode="after")
+    def _known_datasets(self) -> Self:
+        for name in self.policy.datasets:
+            require_known("data set in [policy] datasets", name, self.datasets)
         return self
 
     @model_validator(mode="after")

@@ -283,7 +283,7 @@ def _show(file: NodeFile, store: NodeStore, *, as_json: bool) -> None:
         number = "evaluation after" if evaluated else f"round {study['last_round']} of"
         sys.stdout.write(
             f"{study['name']} {study['id'][:12]}: {number} {study['rounds_planned']}{' rounds' if evaluated else ''}, "
-            f"{study['releases']} releases, {study['bytes']} bytes, {_epsilon(study)}\n"
+            f"sent {study['releases']} times, {study['bytes']} bytes, {_epsilon(study)}\n"
         )
     for row in facts["datasets"]:
         sys.stdout.write(_bar(row) + "\n")

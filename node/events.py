@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from secure_fl.rounds import RoundKind
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRefused:
@@ -49,6 +51,7 @@ class RoundDone:
 
     study_id: str
     round: int
+    kind: RoundKind = RoundKind.TRAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

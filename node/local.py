@@ -9,13 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from node.config import NodeFile
+from node.policy import require_terms
 from node.service import Node
 from node.training.jobs import Job, Result
 from node.training.trainer import Trainer
+from secure_fl.study.settings import Study
 from secure_fl.transport.base import FederationService
 from secure_fl.transport.local import LocalConnector
 
@@ -62,6 +65,11 @@ class LocalNode:
         connector = LocalConnector(settings.credential().certificate)
         connector.service = service
         self._node = Node(settings, connector, InlineExecutor(), until_done=True)
+
+    @staticmethod
+    def check_terms(settings: Mapping[str, Any], study: Study) -> None:
+        """Raise `RefusedError` or `SettingsError` if a site whose file says this would refuse the study."""
+        require_terms(NodeFile.parse(settings), study)
 
     async def run(self) -> None:
         """Serve until the study is closed."""

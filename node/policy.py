@@ -45,38 +45,9 @@ class Policy:
 
     def check_terms(self, study: Study) -> None:
         """Raise `RefusedError` (or `SettingsError`) unless the site could agree to a study with these settings."""
-        policy = self._file.policy
         if study.study.roster.get(self._me.name) != self._me.fingerprint:
             raise RefusedError("this site's key is not in the roster")
-        if not study.study.initial:
-            raise RefusedError("the study does not say which model it starts from")
-        if study.protection.kind not in policy.protections:
-            raise RefusedError(
-                f"protection {study.protection.kind!r} is not allowed by [policy] protections",
-                advice="`secure-fl study show` says who could read what; add it only if this site agrees",
-            )
-        if policy.strategies and study.strategy.name not in policy.strategies:
-            raise RefusedError(f"strategy {study.strategy.name!r} is not allowed by [policy] strategies")
-        self.check_task(study)
-        if unheard := study.exceptions - set(policy.exceptions):
-            raise RefusedError(
-                f"{', '.join(sorted(unheard))}: not among [policy] exceptions",
-                advice="`secure-fl study show` says what this site would give up; list it only if it agrees",
-            )
-        dataset = study.task.dataset_id
-        if dataset not in self._file.datasets:
-            raise RefusedError(f"there is no {section_name('datasets', dataset)} here")
-        if policy.datasets and dataset not in policy.datasets:
-            raise RefusedError(f"dataset {dataset!r} is not allowed by [policy] datasets")
-        if policy.epsilon is not None and study.privacy.mode == "none":
-            raise RefusedError("the study has no differential privacy, and [policy] epsilon limits what may be spent")
-        plan_here(self._file, study)
-        if study.protection.colluders < policy.colluders:
-            raise RefusedError(f"the study withstands fewer than {policy.colluders} colluding sites")
-        if len(study.study.roster) < policy.min_cohort or study.min_cohort(RequestKind.SUM) < policy.min_cohort:
-            raise RefusedError(f"the study opens cohorts smaller than {policy.min_cohort}")
-        if _OPENNESS.index(study.metrics.share) > _OPENNESS.index(policy.metrics):
-            raise RefusedError(f"metrics.share {study.metrics.share!r} is more than [policy] metrics allows")
+        require_terms(self._file, study)
 
     def check_task(self, study: Study) -> None:
         """Raise `RefusedError` unless the site itself installed the task, or wrote it into its file."""
@@ -125,6 +96,40 @@ class Policy:
         _require_blocks(announcement)
         if announcement.payload.protection != resolved.protection_in(kind).name:
             raise RefusedError("the round uses another protection than the study")
+
+
+def require_terms(file: NodeFile, study: Study) -> None:
+    """Raise `RefusedError` (or `SettingsError`) unless a study fits a site's file, whoever is in the roster."""
+    policy = file.policy
+    if not study.study.initial:
+        raise RefusedError("the study does not say which model it starts from")
+    if study.protection.kind not in policy.protections:
+        raise RefusedError(
+            f"protection {study.protection.kind!r} is not allowed by [policy] protections",
+            advice="`secure-fl study show` says who could read what; add it only if this site agrees",
+        )
+    if policy.strategies and study.strategy.name not in policy.strategies:
+        raise RefusedError(f"strategy {study.strategy.name!r} is not allowed by [policy] strategies")
+    require_task(file, study)
+    if unheard := study.exceptions - set(policy.exceptions):
+        raise RefusedError(
+            f"{', '.join(sorted(unheard))}: not among [policy] exceptions",
+            advice="`secure-fl study show` says what this site would give up; list it only if it agrees",
+        )
+    dataset = study.task.dataset_id
+    if dataset not in file.datasets:
+        raise RefusedError(f"there is no {section_name('datasets', dataset)} here")
+    if policy.datasets and dataset not in policy.datasets:
+        raise RefusedError(f"dataset {dataset!r} is not allowed by [policy] datasets")
+    if policy.epsilon is not None and study.privacy.mode == "none":
+        raise RefusedError("the study has no differential privacy, and [policy] epsilon limits what may be spent")
+    plan_here(file, study)
+    if study.protection.colluders < policy.colluders:
+        raise RefusedError(f"the study withstands fewer than {policy.colluders} colluding sites")
+    if len(study.study.roster) < policy.min_cohort or study.min_cohort(RequestKind.SUM) < policy.min_cohort:
+        raise RefusedError(f"the study opens cohorts smaller than {policy.min_cohort}")
+    if _OPENNESS.index(study.metrics.share) > _OPENNESS.index(policy.metrics):
+        raise RefusedError(f"metrics.share {study.metrics.share!r} is more than [policy] metrics allows")
 
 
 def require_task(file: NodeFile, study: Study) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from node.events import AnswerSent, NodeEvent, RoundDone, SatOut, Trained
+from secure_fl.rounds import RoundKind
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +24,11 @@ class RoundLog:
                 self._trained[study, number] = seconds
             case AnswerSent(study_id=study, round=number, bytes=size):
                 self._sent[study, number] = self._sent.get((study, number), 0) + size
-            case RoundDone(study_id=study, round=number):
+            case RoundDone(study_id=study, round=number, kind=kind):
                 trained, sent = self._taken(study, number)
+                if kind is RoundKind.EVALUATE:
+                    log.info("the closing evaluation is answered, %d bytes sent", sent)
+                    return
                 how = "" if trained is None else f", trained for {trained:.1f} s"
                 log.info("round %d is answered%s, %d bytes sent", number, how, sent)
             case SatOut(study_id=study, round=number):

@@ -109,6 +109,7 @@ class Node:
         self._studies: dict[str, _JoinedStudy] = {}
         self._refused: dict[str, bytes] = {}  # offers that an approval may still change
         self._cramped: set[str] = set()  # of those: refused because the disk could not be used
+        self._said_of: dict[str, str] = {}  # by study: the last line about it in the log
         self._stopping = False
         self._said: asyncio.Queue[pb.CoordinatorMessage] = asyncio.Queue(SESSION_QUEUE)
         self._session = Session(connector, handler=self._said.put)
@@ -226,12 +227,8 @@ class Node:
             if len(self._refused) < _REMEMBERED_OFFERS:
                 self._refused[study_id] = settings
                 await in_thread(self._keep_offer, study_id, settings)
-            log.warning(
-                "refusing study %s: %s%s",
-                study_id[:12],
-                error.message,
-                f" → {error.hint}" if error.hint else "",
-            )
+            advice = f" → {error.hint}" if error.hint else ""
+            self._say(logging.WARNING, study_id, f"refusing study {study_id[:12]}: {error.message}{advice}")
             self._listener(StudyRefused(study_id=study_id, code=error.code))
             answer = pb.StudyAnswer(accepted=False, refusal=error.code)
             if isinstance(error, StorageError):
@@ -320,7 +317,8 @@ class Node:
             await in_thread(forget)
 
     async def _close_study(self, study_id: str, closed: pb.StudyClosed) -> None:
-        log.info("study %s is %s", study_id[:12], "finished" if closed.finished else f"aborted ({closed.reason})")
+        how = "finished" if closed.finished else f"aborted ({closed.reason})"
+        self._say(logging.INFO, study_id, f"study {study_id[:12]} is {how}")
         joined = self._studies.pop(study_id, None)
         self._repairs.forget(study_id)
         if joined is not None:
@@ -328,6 +326,14 @@ class Node:
             self._end(study_id, joined, partial(joined.store.leave, rounds=joined.resolved.study.study.rounds))
         if self._until_done and not self._studies:
             self.stop()
+
+    def _say(self, level: int, study_id: str, text: str) -> None:
+        """Log what is to be said of a study, once: a coordinator repeats itself whenever it is connected anew."""
+        if self._said_of.get(study_id) == text:
+            return
+        if len(self._said_of) < _REMEMBERED_OFFERS or study_id in self._said_of:
+            self._said_of[study_id] = text
+        log.log(level, "%s", text)
 
     def _end(self, study_id: str, joined: _JoinedStudy, forget: Callable[[], None]) -> None:
         """Cancel what runs; once it has let go of its files, erase what was remembered of it."""

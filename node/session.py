@@ -96,7 +96,10 @@ class Session:
             # Both nodes are welcomed every time, so the usual pauses would never grow, and neither would get to work.
             backoff, reason = self._crowded, f"another process connected with this site's certificate → {error.hint}"
         if not self._stop.is_set():
-            log.warning("%s; next try in about %.1f s", reason, backoff.pause)
+            # What every network advises would only lengthen a line that is written again and again.
+            known = "→" in reason or error.hint in ("", NetworkError.advice)
+            advice = "" if known else f" → {error.hint}"
+            log.warning("%s; next try in about %.1f s%s", reason, backoff.pause, advice)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), backoff.next())
 

@@ -28,9 +28,11 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, mode: int = 0o644) -> None:
     """The same for content that comes in pieces: they are never joined in memory."""
+    if os.path.isdir(path):  # noqa: PTH112 - false, too, of what can be no path
+        raise StorageError(f"{path}: is a folder, not a file", advice="name a file in it")
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             for piece in pieces:
@@ -52,6 +54,19 @@ def publish(temporary: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder unless it is there. Raises `StorageError`, which names a file that is in the way."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        blocking = next((one for one in (folder, *folder.parents) if one.is_file()), folder)
+        raise StorageError(
+            f"{blocking}: is a file, not a folder", advice="choose another folder, or move the file away"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
 
 
 def private_folder(folder: Path) -> None:

@@ -64,9 +64,9 @@ def read_toml(path: Path, *, missing: str = "check the path") -> dict[str, Any]:
         raise SettingsError(f"{path}: not valid TOML: nested too deeply") from None
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
     """The known name most like `name`, if any is like it at all."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 

@@ -22,7 +22,7 @@ def load_model(path: str | Path, task: str | type[Task] | Task, **settings: Any)
 
     `task` is the task it was trained for: an id, a class or an object, with its `settings` where they are not the
     defaults (`model.json` beside the file has both). Raises `LayoutMismatchError` where the file holds another model,
-    `StorageError` where it cannot be read, and `SettingsError` for a task that does not exist.
+    `StorageError` where it cannot be read, and `SettingsError` for a task that does not exist, or no model.
     """
     from secure_fl.tasks.state_dict import read_model
 

@@ -82,7 +82,8 @@ def simulate(
         progress=progress, track=track, listener=listener,
     )  # fmt: skip
     with ExitStack() as stack:
-        return plan.finished(run_beside(plan.work, plan.shown_by(stack)))
+        tracked = plan.tracked()
+        return plan.finished(run_beside(plan.work(tracked), plan.shown_by(stack, tracked)))
 
 
 async def simulate_async(
@@ -121,7 +122,8 @@ async def simulate_async(
             settings=settings, policy=policy, engine=engine, out=out, start=start,
             progress=progress, track=track, listener=listener,
         )  # fmt: skip
-        return plan.finished(await await_beside(plan.work, plan.shown_by(stack)))
+        tracked = plan.tracked()
+        return plan.finished(await await_beside(plan.work(tracked), plan.shown_by(stack, tracked)))
 
 
 class BlocksClosedWarning(UserWarning):
@@ -141,8 +143,7 @@ class _Plan:
     track: tuple[str, ...]
     listener: Listener | None
 
-    @property
-    def work(self) -> Work[Run]:
+    def work(self, tracked: tracking.Tracking) -> Work[Run]:
         """What the simulation's thread does."""
 
         def run(tell: Listener, loop: Stoppable) -> Run:
@@ -156,23 +157,25 @@ class _Plan:
                 listener=tell,
                 start=self.start,
                 loop=loop,
+                checked=tracked.open,
             )
             return Run(folder=self.folder, study=Study.read(self.folder / "study.toml"), record=record, summary=summary)
 
         return run
 
-    def shown_by(self, stack: ExitStack) -> Listener:
+    def tracked(self) -> tracking.Tracking:
+        """What `track` names, not open yet."""
+        return tracking.Tracking(
+            self.track,
+            name=self.folder.name,
+            settings=self.study.to_table(),
+            per_site=self.study.metrics.share == "per-node",
+        )
+
+    def shown_by(self, stack: ExitStack, tracked: tracking.Tracking) -> Listener:
         """Whoever is told what happens, until the stack is left."""
-        table = self.study.to_table()
         listeners = [
-            stack.enter_context(
-                tracking.Tracking(
-                    self.track,
-                    name=self.folder.name,
-                    settings=table,
-                    per_site=self.study.metrics.share == "per-node",
-                )
-            ).listen,
+            stack.enter_context(tracked).listen,
             stack.enter_context(shown(self.study, progress=self.progress)),
             *([self.listener] if self.listener is not None else []),
         ]

@@ -62,9 +62,11 @@ def main() -> None:
         sys.stderr.write("secure-fl: interrupted; start the same command again to go on\n")
         sys.exit(130)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
-            raise
-        _fail(StorageError(f"{error.filename or 'a file'}: {error.strerror}"))
+        # Space and permissions are what the usual advice is about; anything else is the path itself.
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+        where = f"{error.filename}: " if error.filename else ""
+        text = f"{where}{error.strerror or type(error).__name__}"
+        _fail(StorageError(text, advice=None if full else "check the path; --debug before the command shows more"))
     except Exception as error:
         if "--debug" in sys.argv:
             raise

@@ -34,7 +34,10 @@ def doctor(
             options = (["--study", str(study)] if study else []) + (["--json"] if as_json else [])
             become(module, str(path), *options)
     if path is not None and "operator" not in table:
-        raise SettingsError(f"{path}: has no [node], [coordinator] or [operator]")
+        raise SettingsError(
+            f"{path}: has no [node], [coordinator] or [operator]",
+            advice="name a party's file, as `join` and `new` write it; a study goes with --study, or to `study check`",
+        )
     raise typer.Exit(checks.tell(checks.examine(_checks(path, study)), as_json=as_json))
 
 

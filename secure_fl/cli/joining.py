@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ import typer
 
 from secure_fl.cli import processes
 from secure_fl.errors import CertificateError, SecureFLError, UsageError
-from secure_fl.identity.certificates import Subject, parse_fingerprint, utc_now
+from secure_fl.identity.certificates import Subject, parse_fingerprint, parse_host, utc_now
 from secure_fl.identity.invitation import Invitation, require_address
 from secure_fl.operations import joining
 from secure_fl.operations.joining import Newcomer, TaskCopy, require_fingerprint
@@ -31,7 +32,7 @@ Name = Annotated[str, typer.Argument(help="Lower-case name, for example hospital
 Hosts = Annotated[
     list[str] | None, typer.Option("--host", help="A DNS name or IP address under which sites reach it; repeatable.")
 ]
-Port = Annotated[int, typer.Option(help="The port it listens on.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The port it listens on.")]
 Coordinator = Annotated[str, typer.Option(help="host:port of the coordinator.")]
 Fingerprint = Annotated[str, typer.Option(help="The coordinator's, as `secure-fl pki fingerprint` prints it.")]
 Data = Annotated[
@@ -63,7 +64,9 @@ def new_coordinator(name: Name = "", host: Hosts = None, port: Port = 8443, out:
     Example: secure-fl coordinator new hub --host fl.example.org
     """
     name = _asked(name, "NAME", "Name of the coordinator", _require_name("coordinator"))
-    hosts = host or [_asked("", "--host", "Host under which sites will reach it")]
+    hosts = host or [_asked("", "--host", "Host under which sites will reach it", parse_host)]
+    for one in hosts:
+        _require(parse_host, one, "--host")
     newcomer = Newcomer(role="coordinator", name=name, folder=out, hosts=tuple(hosts), port=port)
     joining.begin(newcomer)
     _tell_begun(newcomer)
@@ -130,7 +133,7 @@ def join_node(
     if invitation.certificate is None:
         if serve:
             raise UsageError("--serve goes with the reply", advice="without a certificate there is nothing to serve")
-        name = _asked(name, "--name", "Name of this site")
+        name = _asked(name, "--name", "Name of this site", _require_name("node"))
         _join(invitation, "node", name, out, datasets=_datasets(data, units, out), tasks=_tasks(task))
         return
     if name or data or units or task:
@@ -150,7 +153,7 @@ def new_operator(
     """
     newcomer = Newcomer(
         role="operator",
-        name=_asked(name, "NAME", "Name of the study lead"),
+        name=_asked(name, "NAME", "Name of the study lead", _require_name("operator")),
         folder=out,
         coordinator=_asked(coordinator, "--coordinator", "The coordinator's host:port", require_address),
         fingerprint=_asked(fingerprint, "--fingerprint", "The coordinator's fingerprint", require_fingerprint),
@@ -167,7 +170,7 @@ def join_operator(handed: Handed, name: NameOption = "", authority: AuthorityOpt
     """
     invitation = _read(handed, authority)
     if invitation.certificate is None:
-        _join(invitation, "operator", _asked(name, "--name", "Name of the study lead"), out)
+        _join(invitation, "operator", _asked(name, "--name", "Name of the study lead", _require_name("operator")), out)
         return
     if name:
         raise UsageError("--name goes with an invitation; this is a reply")
@@ -249,8 +252,8 @@ def _who(role: str) -> str:
 def _datasets(data: list[str] | None, units: list[str] | None, out: Path) -> tuple[Dataset, ...]:
     if data is None and sys.stdin.isatty():
         data = []
-        while given := str(typer.prompt("Data of this site, as ID=PATH (empty: no more)", default="")):
-            if _passes(lambda answer: _pair(answer, "--data", "ID=PATH"), given):
+        while given := _prompt("Data of this site, as ID=PATH (empty: no more)", default=""):
+            if _passes(partial(_require_new, so_far=tuple(data)), given):
                 data.append(given)
     counts = {}
     for given in units or ():
@@ -281,16 +284,41 @@ def _pair(given: str, flag: str, form: str) -> tuple[str, str]:
     return name, value
 
 
-def _asked(value: str, flag: str, question: str, check: Callable[[str], object] = str) -> str:
+def _require_new(given: str, so_far: tuple[str, ...]) -> None:
+    """Raise `UsageError` for what is no ID=PATH, or has the id of one of those before."""
+    name, path = _pair(given, "--data", "ID=PATH")
+    Dataset(id=name, path=path)
+    if any(one.partition("=")[0] == name for one in so_far):
+        raise UsageError(f"{name} is named already", advice="give every data set an id of its own")
+
+
+def _asked(value: str, flag: str, question: str, check: Callable[[str], object]) -> str:
     """The value, or the answer of whoever sits at the terminal, who is asked again if `check` raises."""
     if value:
+        _require(check, value, flag)
         return value
     if not sys.stdin.isatty():
         raise UsageError(f"{flag} is missing ({question.lower()})", advice="on a terminal it would be asked for")
     while True:
-        answer = str(typer.prompt(question)).strip()
+        answer = _prompt(question)
         if _passes(check, answer):
             return answer
+
+
+def _prompt(question: str, *, default: str | None = None) -> str:
+    try:
+        return str(typer.prompt(question, default=default, show_default=False)).strip()
+    except typer.Abort:  # Ctrl-C, or no more input
+        typer.echo("\ninterrupted; nothing was written", err=True)
+        raise typer.Exit(130) from None
+
+
+def _require(check: Callable[[str], object], value: str, flag: str) -> None:
+    """What is wrong with a value is a mistake on the command line, whatever it would be in a file or a certificate."""
+    try:
+        check(value)
+    except SecureFLError as error:
+        raise UsageError(f"{flag}: {error.message}", advice=error.hint) from None
 
 
 def _passes(check: Callable[[str], object], answer: str) -> bool:

@@ -70,15 +70,16 @@ def _tell_rounds(record: StudyRecord, console: Console, *, buffered: bool) -> No
     own = list(dict.fromkeys(name for entry in record.rounds for name in entry.metrics))
     if not measured and not own:
         typer.echo("  no measurement is shared ([metrics] share of the study)")
-    table = Table(
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in (
         "version" if buffered else "round",
         *(_MEASURES[name] for name in measured),
         *(name.replace("_", " ") for name in own),
         "sites",
         "attempts",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    ):
+        # Headings break between words and never within one.
+        table.add_column(heading, min_width=max(map(len, heading.split())))
     for entry in record.rounds[-_SHOWN:]:
         values = (*(getattr(entry, name) for name in measured), *(entry.metrics.get(name) for name in own))
         table.add_row(_name(entry), *map(_number, values), *_took_part(entry))

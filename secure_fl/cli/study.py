@@ -249,7 +249,8 @@ def _who_is_needed(study: Study, asked: RequestKind, circles: list[int], sites: 
         several = "s" if len(circles) > 1 else ""
         declared = ["who is in which follows from what sites declare to share, before the first round"]
         return [
-            f"{len(circles)} circle{several} of {size} sites; a circle opens when all of it is there",
+            f"{len(circles)} circle{several} of {size} sites; a circle's total is computed only when all its sites are "
+            "present",
             *(declared if study.declares else []),
         ]
     if spare:

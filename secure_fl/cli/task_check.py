@@ -91,7 +91,7 @@ class TaskCheck:
             )
         self._model = model
         stays = ", ".join(_run(lambda: self.task.head(layout.names), "head"))
-        return f"{_sizes(layout)}; {stays} stays home under a strategy with a personal head"
+        return f"{_sizes(layout)}; {stays} stays at the site where a strategy gives each site its own last layer"
 
     def _start(self) -> str:
         """Sites make personal blocks themselves, and a lead who changes machines makes the same study again."""

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from secure_fl.errors import CertificateError, StorageError
-from secure_fl.files import write_atomically, write_private
+from secure_fl.files import make_folder, write_atomically, write_private
 from secure_fl.identity.certificates import (
     BINDING_OID,
     Certificate,
@@ -384,8 +384,8 @@ class Authority:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the folder, so that two people revoking at once do not lose one of the revocations."""
+        make_folder(self.folder)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StorageError(f"{self.folder}: cannot be written ({error.strerror})") from error

@@ -121,7 +121,7 @@ class PartyFile(Settings):
             return TrustStore(self.ca_pem(), self.path(self.identity.crl))
         except CertificateError:
             # With another consortium's ca.pem the list looks forged, and it is the list that would be blamed.
-            self._require_own_authority()
+            self.require_own_authority()
             raise
 
     def check_identity(self, role: str, *, now: datetime) -> Credential:
@@ -133,11 +133,12 @@ class PartyFile(Settings):
     def check_certificate(self, role: str, *, now: datetime) -> Certificate:
         """The same of the certificate alone, whatever its keys are."""
         certificate, trust = self.certificate(), self.trust()
-        self._require_own_authority()
+        self.require_own_authority()
         trust.check(certificate, role=role, now=now)
         return certificate
 
-    def _require_own_authority(self) -> None:
+    def require_own_authority(self) -> None:
+        """Raise `CertificateError` unless the CA of this file signed the party's certificate. Nobody is asked."""
         path, mine = self.path(self.identity.ca), self.certificate()
         authority = load_single(self.ca_pem(), what=str(path))
         try:

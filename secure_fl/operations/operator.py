@@ -107,7 +107,12 @@ async def _next(call: Any) -> pb.SubmitReply:
 
 @asynccontextmanager
 async def connect(file: OperatorFile) -> AsyncIterator[Operator]:
-    """A connection to the coordinator of an operator's file."""
+    """A connection to the coordinator of an operator's file.
+
+    Raises `CertificateError` where the file's ca.pem is another authority's, and as `dial` does.
+    """
+    # Before the coordinator is asked: with another authority's ca.pem it would be the coordinator that looks foreign.
+    file.require_own_authority()
     channel = await dial(file)
     try:
         yield Operator(OperationsStub(channel))  # type: ignore[no-untyped-call]

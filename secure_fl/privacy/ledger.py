@@ -112,7 +112,7 @@ class Ledger:
             self._last = moment if self._last is None else max(self._last, moment)
         mine = {"name": certificate.name, "certificate": certificate.pem.decode()}
         if owner is None:
-            log.info("%s: a new ledger begins; nothing counts as released or spent here yet", path)
+            log.info("%s: a new ledger begins; nothing counts as sent or spent here yet", path)
             self.append(OPENED, mine)
         elif owner != certificate:
             self.append(RENEWED, mine)  # From here on the new key signs; the chain goes on.

@@ -10,6 +10,11 @@ Row: TypeAlias = tuple[str, ...]  # sites whose values are in a sum, sorted
 
 # A site that agrees may be shown by the difference of two sums: it is not counted among those who hide others.
 CHANGING_COHORTS = "changing-cohorts"
+# For `study show`, which leaves it out where the exception above says the same.
+ROUND_BY_ROUND = (
+    "This holds round by round. If a site joins or leaves between two rounds, the difference of the two results tells "
+    "something about that site."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Protocol
 
 from secure_fl import logs
-from secure_fl.errors import SettingsError, StudyAbortedError
+from secure_fl.errors import RefusedError, SettingsError, StudyAbortedError
 from secure_fl.events import CoordinatorFailed, Event, Listener, Listening, NodeDied, from_json
 from secure_fl.files import only_process
 from secure_fl.simulation.forks import Forked, Forks
@@ -63,6 +63,11 @@ class NodeEngine(Protocol):
 
     def __init__(self, file: Path, service: FederationService) -> None: ...
 
+    @staticmethod
+    def check_terms(settings: Mapping[str, Any], study: Study) -> None:
+        """Raise `RefusedError` or `SettingsError` if a site whose file says this would refuse the study."""
+        ...
+
     async def run(self) -> None:
         """Serve until the study is closed."""
         ...
@@ -103,6 +108,18 @@ def _engine(name: str) -> Any:
         f"the {name} package is not installed",
         advice="install secure-fl itself (pip install .), not only its library",
     )
+
+
+def require_willing(workspace: Workspace) -> None:
+    """Raise `SettingsError` where the sites' own policy, all of whose files say the same, refuses the study."""
+    node_class: type[NodeEngine] = _engine("node")
+    try:
+        node_class.check_terms(workspace.first_node(), workspace.study)
+    except RefusedError as error:
+        raise SettingsError(
+            f"the simulated sites would refuse this study: {error.message}",
+            advice="change the policy (--set policy.KEY=VALUE; in Python policy={...}), or the study",
+        ) from None
 
 
 # --- processes ------------------------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,12 @@ from secure_fl.results.own_metrics import with_values
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.settings import require_known
-from secure_fl.simulation.engines import last_complaint, processes, threads
+from secure_fl.simulation.engines import last_complaint, processes, require_willing, threads
 from secure_fl.simulation.models import write_models
 from secure_fl.simulation.spent import spent_by_site
 from secure_fl.simulation.stopping import Stoppable
 from secure_fl.simulation.units import plan_lines
-from secure_fl.simulation.workspace import Workspace, prepare
+from secure_fl.simulation.workspace import Workspace, imagined, prepare
 from secure_fl.study.data import require_data
 from secure_fl.study.settings import Study
 from secure_fl.tasks.code_digest import own_code
@@ -49,10 +50,12 @@ def run(
     listener: Listener,
     start: Path | None = None,
     loop: Stoppable | None = None,
+    checked: Callable[[], None] = lambda: None,
 ) -> tuple[StudyRecord, dict[str, Any]]:
     """Run `study` in `folder` and leave there everything the contract names. Another thread may stop it by its `loop`.
 
-    With `start`, the file of a model, it trains on from that one.
+    With `start`, the file of a model, it trains on from that one. `checked` is called once nothing is wrong with the
+    study that can be known before it starts; there is no folder yet.
 
     Raises `StudyAbortedError` when the study does not finish, after saving what there is.
     """
@@ -63,14 +66,21 @@ def run(
         study, first = (study, None) if start is None else _continued(study, start)
         study.check(nodes=study.simulation.nodes)
         require_data(study)
-        # Before there is a folder: a plan that cannot be made leaves nothing behind.
+        # Before there is a folder: a plan that cannot be made, or that the sites refuse, leaves nothing behind.
         lines = plan_lines(study) if study.privacy.mode != "none" else ()
+        require_willing(imagined(folder, study, policy=policy))
+        checked()
         workspace = prepare(folder, study, policy=policy, start=first)
         _require_same_code(workspace)
         if lines:
             listener(PrivacyPlanned(study_id=workspace.study.id, text="\n".join(lines)))
-        troubles = _Troubles(workspace, listener)
-        (loop or Stoppable()).run(run_engine(workspace, troubles.listen))
+        loop = loop or Stoppable()
+        troubles = _Troubles(workspace, listener, stop=loop.stop)
+        try:
+            loop.run(run_engine(workspace, troubles.listen))
+        except asyncio.CancelledError:
+            if not troubles.hopeless:  # Somebody else stopped it.
+                raise
     record = _load_record(workspace)
     if record is None or record.outcome != "finished":
         raise troubles.explain()
@@ -141,18 +151,24 @@ def _load_record(workspace: Workspace) -> StudyRecord | None:
 
 
 class _Troubles:
-    """Remembers why nodes sat out, to explain a study that failed."""
+    """Remembers why nodes sat out, to explain a study that failed; stops one that nothing can come of any more.
 
-    def __init__(self, workspace: Workspace, listener: Listener) -> None:
+    It stops the loop and raises nothing: whoever tells it an event may be serving a node, which would get the error.
+    """
+
+    def __init__(self, workspace: Workspace, listener: Listener, *, stop: Callable[[], None]) -> None:
         self._workspace = workspace
         self._listener = listener
         self._nodes: dict[str, str] = {}
         self._unready: Counter[str] = Counter()  # how often a node could not train
         self._failure: SecureFLError | None = None
-        self._explained: SecureFLError | None = None
+        self._stop = stop
+        self.hopeless = False
 
     def listen(self, event: Event) -> None:
         """Pass an event on, and remember it if it is bad news."""
+        if self.hopeless:
+            return  # What ends now, ends because it was stopped.
         self._listener(event)
         study = self._workspace.study
         match event:
@@ -161,25 +177,23 @@ class _Troubles:
                 self._unready[node] += reason == NotReadyError.code
             case RoundVoid():
                 # A deployed study waits until a site is repaired. Here nobody repairs anything.
-                hopeless = {name for name, often in self._unready.items() if often >= _HOPELESS}
-                if hopeless and not study.can_go_on(study.study.roster.keys() - hopeless):
-                    raise self._given_up()
+                broken = {name for name, often in self._unready.items() if often >= _HOPELESS}
+                if broken and not study.can_go_on(study.study.roster.keys() - broken):
+                    self._give_up()
             case Refused(node=node, reason=reason):
                 self._nodes[node] = reason
                 if not study.can_go_on(study.study.roster.keys() - self._nodes.keys()):
-                    raise self._given_up()
+                    self._give_up()
             case StudyFailed() | CoordinatorFailed() if self._failure is None:
                 self._failure = rebuild(event.code, event.message, advice=event.hint)
 
-    def _given_up(self) -> SecureFLError:
-        """Why this listener ends the run. The coordinator then reports that very error as what it failed with."""
-        self._explained = self.explain()
-        return self._explained
+    def _give_up(self) -> None:
+        if not self.hopeless:
+            self.hopeless = True
+            self._stop()
 
     def explain(self) -> SecureFLError:
         """One line: what failed, and what the first troubled node had to say."""
-        if self._explained is not None:
-            return self._explained
         failure = self._failure or StudyAbortedError("the study did not finish")
         for name, reason in self._nodes.items():
             log = self._workspace.node_folder(name) / "node.log"

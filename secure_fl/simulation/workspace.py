@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from secure_fl.errors import SettingsError, StorageError
-from secure_fl.files import private_folder, write_atomically, write_pieces
+from secure_fl.errors import SettingsError
+from secure_fl.files import make_folder, private_folder, write_atomically, write_pieces
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate
 from secure_fl.results.record import StudyRecord
@@ -67,13 +67,14 @@ class Workspace:
 
     def point_nodes_at(self, port: int) -> None:
         """Write every node's file, now that the coordinator's port is known."""
-        units = declared_units(self.study) if self.study.privacy.mode != "none" else None
         for index, name in enumerate(self.study.study.roster):
             private_folder(self.node_folder(name))  # a node's state, as in a deployment
-            settings = self._node_settings(index, name, port)
-            if units is not None:
-                settings["datasets"][self.study.task.dataset_id]["units"] = units[index]
+            settings = self._node_settings(index, name, port, fingerprint=self._fingerprint())
             write_atomically(self.node_file(name), tomli_w.dumps(settings).encode())
+
+    def first_node(self) -> dict[str, Any]:
+        """What the first node's file will say, but for where its coordinator is: that is not known yet."""
+        return self._node_settings(0, next(iter(self.study.study.roster)), 1, fingerprint="0" * 64)
 
     def collect(self) -> None:
         """Put the models, and what the sites noted, where the contract says they are."""
@@ -82,8 +83,9 @@ class Workspace:
             if kept.exists():
                 shutil.copyfile(kept, self.node_folder(name) / file)
 
-    def _node_settings(self, index: int, name: str, port: int) -> dict[str, Any]:
+    def _node_settings(self, index: int, name: str, port: int, *, fingerprint: str) -> dict[str, Any]:
         study = self.study
+        units = {"units": declared_units(study)[index]} if study.privacy.mode != "none" else {}
         share = {
             "index": index,
             "of": len(study.study.roster),
@@ -94,14 +96,14 @@ class Workspace:
             "node": {
                 "name": name,
                 "coordinator": f"127.0.0.1:{port}",
-                "fingerprint": self._fingerprint(),
+                "fingerprint": fingerprint,
                 "certificate": f"../../pki/node-{name}.pem",
                 "ca": "../../ca.pem",
                 "crl": "../../pki/crl.pem",
                 # The cores are divided among the sites; at least one each.
                 "threads": max(1, (os.cpu_count() or 1) // len(study.study.roster)),
             },
-            "datasets": {study.task.dataset_id: {**self._files(), "share": share}},
+            "datasets": {study.task.dataset_id: {**self._files(), **units, "share": share}},
             "policy": {
                 # One person plays every site here, so every site agrees to what that person wrote.
                 "protections": [study.protection.kind],
@@ -130,16 +132,20 @@ class Workspace:
         return Certificate.from_pem((self.folder / "pki" / "coordinator-coordinator.pem").read_bytes()).fingerprint
 
 
+def imagined(folder: Path, study: Study, *, policy: Mapping[str, Any]) -> Workspace:
+    """The workspace as it would be, with no file in it and sites that have no keys: to look at before there is one."""
+    roster = dict.fromkeys(simulated_names(study.simulation.nodes), "0" * 64)
+    study = study.model_copy(update={"study": study.study.model_copy(update={"roster": roster})})
+    return Workspace(folder=folder, study=study, resumed=False, policy=policy)
+
+
 def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any], start: Start | None = None) -> Workspace:
     """Make the folder, or take up an unfinished run of the same study in it. Raises `SettingsError`.
 
     `start` is the first model of a study that goes on from a given one.
     """
     study = study.completed()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be created ({error.strerror})") from error
+    make_folder(folder)
     kept = folder / "study.toml"
     if kept.exists():
         return _resume(folder, kept, study, policy)
@@ -170,6 +176,7 @@ def prepare(folder: Path, study: Study, *, policy: Mapping[str, Any], start: Sta
 def _hand_over(workspace: Workspace, start: Start) -> None:
     """Put a first model where the coordinator finds those that came with a study."""
     first = start.first_model()
+    private_folder(workspace.coordinator_state)  # as the coordinator would make it: its state is nobody else's
     write_pieces(workspace.study_state / "objects" / first.sha256.hex(), start.layout.pieces(start.blocks))
     write_atomically(workspace.study_state / "first.json", first.to_json())
 

@@ -117,8 +117,8 @@ class AiFed(FedAvg):
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Under noise: all training. Which blocks are sent follows from what was opened before, or from changes "
-            "that are under noise already.",
+            "Noise is added to all training. Which blocks are sent follows from what was opened before, or from "
+            "changes that are under noise already.",
             "Off: weights by labels. How many a site has of each is private.",
         )
 

@@ -49,15 +49,20 @@ class AttentionStrategy(Strategy):
     def explain_comparing(self) -> tuple[str, ...]:
         """For `study show`: how often sites are compared."""
         settings = self.settings
-        times = "once" if settings.comparisons == 1 else f"up to {settings.comparisons} times"
+        first = settings.combine_from
+        compared = (
+            f"Sites are compared in round {first} only. After that each reuses the distances it learnt then. "
+            if settings.comparisons == 1
+            else f"Sites are compared in up to {settings.comparisons} rounds, from round {first} on. In all others "
+            "each reuses the distances it learnt last. "
+        )
         return (
-            f"Sites are compared {times}, from round {settings.combine_from} on; afterwards each goes by the distances "
-            "it knows. "
+            compared
             + (
                 "EXCEPTION: a site does not refuse further comparisons. A peer that chooses what it compares with "
                 "learns more each time. A site has to agree: [policy] exceptions, more-comparisons."
                 if settings.more_comparisons
-                else "A site counts how often each peer was told, over all studies, and refuses beyond a few times."
+                else "Each site limits how often it may be compared with any other site, counted over all studies."
             ),
         )
 

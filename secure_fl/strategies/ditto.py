@@ -46,7 +46,7 @@ class Ditto(FedAvg):
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Under noise: all training of the common model.",
+            "Noise is added to all training of the common model.",
             "Without noise: the personal model. It never leaves, and nothing that leaves is made from it.",
         )
 

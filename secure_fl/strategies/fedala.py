@@ -59,7 +59,7 @@ class FedALA(FedAvg):
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Under noise: all training.",
+            "Noise is added to all training.",
             "Off: the local weights per parameter. They would be learnt from the data and shape what leaves, so under "
             "differential privacy this is FedAvg: each site starts from the common model as it is.",
         )

@@ -58,7 +58,7 @@ class FedAMP(AttentionStrategy):
     @property
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
-        return ("Under noise: all training. The distances between sites are those of models under noise.",)
+        return ("Noise is added to all training. The distances between sites are those of models under noise.",)
 
     def fit(self, site: Site) -> Blocks:
         """(6), from u_i."""

@@ -113,8 +113,9 @@ class FedASA(Strategy):
             )
         return (
             f"Leaves: the change of the first blocks of the model, as many as the site chooses; {which}",
-            "Stays: the data and the rest of the model. The coordinator ships auxiliary inputs and what a model of its "
-            "own makes of them; each site compares its model with that by itself and shows no feature to anybody.",
+            "Stays: the data and the rest of the model. The coordinator sends auxiliary inputs, which are no site's "
+            "data, and its own model's outputs for them. Each site compares its model with these locally and shows the "
+            "result to nobody.",
         )
 
     # --- node half ------------------------------------------------------------------------------------------
@@ -127,8 +128,8 @@ class FedASA(Strategy):
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Under noise: all training, also of the blocks that stay: they shape those that leave. How deep a site "
-            "shares follows from its model under noise and from the auxiliary inputs, which are public.",
+            "Noise is added to all training, also of the blocks that stay: they shape those that leave. How deep a "
+            "site shares follows from its model under noise and from the auxiliary inputs, which are public.",
         )
 
     def fit(self, site: Site) -> Blocks:

@@ -34,7 +34,7 @@ class FedAvg(Strategy):
     @property
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
-        return ("Under noise: all training.",)
+        return ("Noise is added to all training.",)
 
     def fit(self, site: Site) -> Blocks:
         """Local SGD from the received model."""

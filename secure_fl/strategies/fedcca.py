@@ -71,7 +71,7 @@ class FedCCA(AttentionStrategy):
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Under noise: all training, of both models: others learn distances of the second one.",
+            "Noise is added to all training, of both models: others learn distances of the second one.",
             f"Cost: {self.settings.epochs} passes over the data for the first model and {self._encoder_epochs} for the "
             f"second, which stops training after round {self._last_comparison}, the last in which sites are compared.",
         )

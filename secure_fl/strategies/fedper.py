@@ -35,7 +35,7 @@ class FedPer(Strategy):
     @property
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
-        return ("Under noise: all training, of the head too, since it shapes the body that leaves.",)
+        return ("Noise is added to all training, of the head too, since it shapes the body that leaves.",)
 
     def fit(self, site: Site) -> Blocks:
         """Train body and head together, keep the head."""

@@ -42,7 +42,7 @@ class FedRep(FedPer):
         """For `study show`."""
         s = self.settings
         return (
-            "Under noise: all training, of the head too, since it shapes the body that leaves.",
+            "Noise is added to all training, of the head too, since it shapes the body that leaves.",
             f"Cost: {s.head_epochs} passes over the data for the head and {s.epochs} for the body, in every round. "
             "A smaller strategy.head_epochs leaves more of the budget to each.",
         )

@@ -50,7 +50,7 @@ class PFedMe(FedAvg):
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Under noise: all training. The personal model shapes the common one, which leaves.",
+            "Noise is added to all training. The personal model shapes the common one, which leaves.",
             f"Cost: {self.settings.inner_steps} passes over the data for every epoch, since each of the "
             "strategy.inner_steps on one batch is here a step on a sample of its own.",
         )

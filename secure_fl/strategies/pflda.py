@@ -61,7 +61,7 @@ class PFLDA(Strategy):
     @property
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
-        together = "Under noise: all training of the global decoder and of the encoder, which shapes it."
+        together = "Noise is added to all training of the global decoder and of the encoder, which shapes it."
         if self.settings.simple:
             return (together,)
         return (

@@ -62,8 +62,8 @@ class PFLSensing(FedAvg):
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Under noise: all training of the common model. Every record weighs the same: how many a site has of each "
-            "class is private.",
+            "Noise is added to all training of the common model. Every record weighs the same: how many a site has of "
+            "each class is private.",
             "Without noise: the customised model and its weights per block. They never leave, and nothing that leaves "
             "is made from them.",
         )

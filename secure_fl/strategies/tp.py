@@ -41,7 +41,7 @@ class TrainThenPersonalise(FedAvg):
     def private_notes(self) -> tuple[str, ...]:
         """For `study show`."""
         return (
-            "Under noise: all training of the common model.",
+            "Noise is added to all training of the common model.",
             "Without noise: the fine-tuned model. It is made anew from each received model and never leaves.",
         )
 

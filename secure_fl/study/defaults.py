@@ -95,8 +95,8 @@ def chosen_protection(table: Mapping[str, Any], *, strategy: str, kind: str) -> 
     if not isinstance(named, Mapping) or "kind" in named or kind == usual:
         return None
     return (
-        f"protection {kind!r} was chosen: strategy {strategy!r} asks for a {strategies.asks(strategy).value}, which "
-        f"the usual {usual!r} does not serve"
+        f"protection {kind!r} was chosen: strategy {strategy!r} makes a mixture for each site, which the usual "
+        f"{usual!r} cannot do"
     )
 
 

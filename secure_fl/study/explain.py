@@ -8,7 +8,7 @@ from secure_fl import tasks
 from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.errors import SettingsError
-from secure_fl.protect.past import CHANGING_COHORTS
+from secure_fl.protect.past import CHANGING_COHORTS, ROUND_BY_ROUND
 from secure_fl.settings import section_name
 from secure_fl.strategies.base import Strategy
 from secure_fl.study.settings import PLAIN_METRICS, Study
@@ -74,10 +74,10 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
         Explanation(
             heading=f"Who learns what (protection {protection.name!r})",
             sentences=(
-                *protection.explain(request.kind),
+                *_protected(study, protection.explain(request.kind)),
                 *_circles(study, request.kind),
-                f"Nothing of a block (a part of the model) is opened with fewer than {minimum} sites in it; such a "
-                "block keeps its value.",
+                f"A block (a part of the model) is updated only if at least {minimum} sites sent it. Otherwise it "
+                "stays as it was.",
                 *_dropouts(study, request.kind),
                 *_exceptions(study),
                 "The coordinator always sees who takes part, when, and how much is sent.",
@@ -146,8 +146,8 @@ def _privacy(study: Study, strategy: Strategy, units: int | None) -> tuple[str, 
         "site enforces that itself, and its ledger proves what it spent.",
         *notes,
         f"How much noise that takes depends on how many {study.privacy.unit}s a site declares "
-        f"({section_name('datasets', study.task.dataset_id)} units), measured in the most that one "
-        f"{study.privacy.unit} can change: {noise}.",
+        f"({section_name('datasets', study.task.dataset_id)} units). Compared with the largest effect that "
+        f"one {study.privacy.unit} can have, the noise is {noise}.",
         "`secure-fl study show --units N` says what that means for a site with N.",
         *_not_covered(study),
     )
@@ -157,8 +157,8 @@ def _noise(study: Study, units: int) -> str:
     try:
         plan = study.privacy_plan(units=units)
     except SettingsError as error:
-        return f"with {units:,} it is not possible ({error.message})"
-    return "" if plan is None else f"with {units:,} it is {plan.noise:.3g}"
+        return f"not possible at a site with {units:,} ({error.message})"
+    return "" if plan is None else f"{plan.noise:.3g} times as large at a site with {units:,}"
 
 
 def _not_covered(study: Study) -> tuple[str, ...]:
@@ -171,6 +171,11 @@ def _not_covered(study: Study) -> tuple[str, ...]:
     )
 
 
+def _protected(study: Study, sentences: tuple[str, ...]) -> tuple[str, ...]:
+    said_below = CHANGING_COHORTS in study.exceptions
+    return tuple(sentence for sentence in sentences if not (said_below and sentence == ROUND_BY_ROUND))
+
+
 _SHOWN_CIRCLES = 20
 
 
@@ -180,10 +185,17 @@ _OTHER_CIRCLES = (
 )
 
 
+_NO_SITES = (
+    "No site is named yet, so there are no circles to show here: they follow from the roster, which is part of what "
+    "sites approve."
+)
+
+
 def _circles(study: Study, kind: RequestKind) -> tuple[str, ...]:
     circles = study.circles() if kind is RequestKind.SUM else ()
     if not circles:
-        return ()
+        named = bool(study.study.roster) or kind is not RequestKind.SUM or study.protection.recovery
+        return () if named or study.make_protection().coordinator_sees_updates else (_NO_SITES,)
     if study.protection.circles == "speed" and study.declares:
         return (
             "Before the first round each site trains, and says, signed and once, how long that took, to the next "
@@ -219,8 +231,8 @@ def _exceptions(study: Study) -> tuple[str, ...]:
     )
     return (
         f"EXCEPTION ({CHANGING_COHORTS}): if a site joins or leaves between two rounds, the difference of the two "
-        "results tells something about that site. A coordinator that cheats needs no chance for it: it leaves a site "
-        "out of the next round, and knows roughly what that site's update is; nearly all of it, and its measurements "
+        "results tells something about that site. A cheating coordinator can cause this on purpose: it leaves a site "
+        "out of the next round and so learns roughly what that site sent; nearly all of it, and its measurements "
         "exactly, if it leaves the model as it was. It never opens one round twice: what a site computed for a round "
         "leaves it once. A site has to agree: [policy] exceptions.",
         *(by_sites if study.rounds.by_sites else ()),
@@ -267,8 +279,8 @@ def _own_metrics(study: Study, *, hidden: bool) -> tuple[str, ...]:
         return ()
     told = ", ".join(f"{metric.name} ({metric.sums})" for metric in measured)
     counted = (
-        f"The task also measures, as sums of whole numbers over a site's test rows: {told}. In brackets is how many "
-        "sums each has, such as the number of rows with a score in some range."
+        f"The task also measures, as sums of whole numbers over a site's test rows: {told}. The number in "
+        "brackets says how many sums are shared for that metric, such as the number of rows with a score in some range."
     )
     if study.metrics.share == "per-node":
         return (f"{counted} The coordinator sees each site's sums, not only the value that they come to.",)
@@ -310,12 +322,11 @@ def _start(study: Study) -> tuple[str, ...]:
     if not study.study.initial:
         return ()
     given = (
-        "The study's lead brings that model, instead of one that the seed makes: ask where it comes from, and for its "
-        "card. Whoever chooses a model can choose one that makes sites' updates tell more.",
+        "The study lead supplies the starting model. Ask where it comes from, and for its model card. "
+        "Whoever chooses a model can choose one that makes sites' updates tell more.",
     )
     return (
-        f"It starts from the model with the digest {study.study.initial[:16]}…; a site begins the first round with no "
-        "other one. Later it refuses a model that is further from the last one it saw than the rounds since can have "
-        "moved it.",
+        f"It starts from the model with the digest {study.study.initial[:16]}…. A site starts only from this "
+        "model. Later it rejects a model that changed more than the rounds in between could have changed it.",
         *(given if study.study.start == "given" else ()),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -54,6 +55,7 @@ def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> 
             advice='use unit = "record", or a task that says whose each row is, as visits does',
         )
     if strategy.charged_epochs() is None:
+        _name_setting(strategy)
         able = [name for name in strategies.known() if _charges(name)]
         raise SettingsError(
             f"strategy {strategy.name!r} does not say what shapes its update, so that no noise can bound it",
@@ -67,6 +69,20 @@ def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> 
     with seeded(0):  # Any seed: values do not matter, and whoever checks a study keeps torch's randomness.
         model = made_model(task)
     require_layers(model)
+
+
+def _name_setting(strategy: Strategy) -> None:
+    """Raise `SettingsError` where one setting alone keeps a strategy from saying what shapes its update."""
+    default = type(strategy.settings)()
+    for key in strategy.settings.model_fields_set:
+        ours, usual = getattr(strategy.settings, key), getattr(default, key)
+        other = type(strategy)(strategy.settings.model_copy(update={key: usual}))
+        if other.charged_epochs() is not None:
+            raise SettingsError(
+                f"with strategy.{key} = {json.dumps(ours)} strategy {strategy.name!r} looks at the data without noise, "
+                "so that noise cannot bound what leaves",
+                advice=f"write {key} = {json.dumps(usual)}, which is what it is without the line",
+            )
 
 
 def _require_range(delta: float, batch_size: int) -> None:

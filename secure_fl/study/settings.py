@@ -203,8 +203,11 @@ class Study(Shorthand):
 
     @staticmethod
     def read_table(path: Path) -> dict[str, Any]:
-        """A study file's content, not validated yet."""
-        return read_toml(path, missing="`secure-fl study new` writes a study to start from")
+        """A study file's content, not validated yet. An empty one is refused: what its author meant is not in it."""
+        advice = "`secure-fl study new` writes a study to start from"
+        if not (table := read_toml(path, missing=advice)):
+            raise SettingsError(f"{path}: has no settings in it", advice=advice)
+        return table
 
     @classmethod
     def from_canonical(cls, settings: bytes) -> Self:

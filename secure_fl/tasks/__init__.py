@@ -108,8 +108,8 @@ def _load(name: str, target: str) -> type[Task]:
         raise
     except (Exception, SystemExit) as error:  # A module may fail to import in any way it likes, or want to exit.
         raise TaskUnavailableError(
-            f"task {name!r}: module {module!r} cannot be imported at this site ({type(error).__name__})",
-            advice="install the package that provides it at this site; `secure-fl task check` says what fails",
+            f"task {name!r}: module {module!r} cannot be imported here ({type(error).__name__})",
+            advice="install the package that provides it on this machine; `secure-fl task check` says what fails",
         ) from error
     try:
         found = attrgetter(attribute)(loaded)

@@ -196,7 +196,7 @@ class Task(ABC):
         return {name: child for name, child in model.named_children() if _has_state(child)}
 
     def head(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The blocks, out of `names`, that stay home under a strategy with a personal head: the last one."""
+        """The blocks, out of `names`, that a site keeps where a strategy gives each its own last layer: the last."""
         return names[-1:]
 
     def cells(self, names: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG002

@@ -201,8 +201,8 @@ class _Histograms(Metric):
 class Auc(_Histograms):
     """The area under the ROC curve: how often a positive row scores higher than another; equal scores count half.
 
-    Scores are counted in `bins`, and rows in one bin count as equal. So the value is off by at most half the part of
-    pairs (a positive row and another) that share a bin; `error` says how much that is.
+    Scores are counted in `bins`, and rows in one bin count as equal. The error is at most half the fraction of
+    pairs (a positive row and another) that fall into the same bin; `error` says how much that is.
     """
 
     positive: int = 1

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from secure_fl.blocks import Blocks
 from secure_fl.checkpoints import open_tensors, save_tensors
-from secure_fl.errors import LayoutMismatchError
+from secure_fl.errors import LayoutMismatchError, SettingsError, StorageError
 from secure_fl.tasks.base import Task
 from secure_fl.tasks.model_blocks import layout_of, seeded, write_blocks
 from secure_fl.tasks.own_code import made_model
@@ -71,14 +72,14 @@ def read_model(path: Path, task: Task) -> nn.Module:
     """The task's model with the values of a file, in evaluation mode.
 
     The file is a state dict, or a checkpoint with `block/tensor` names. Raises `LayoutMismatchError` with the first
-    tensor that does not fit, and `StorageError` where the file cannot be read.
+    tensor that does not fit, `SettingsError` where the file is something else, and `StorageError` where it cannot be
+    read.
     """
     with seeded(0):
         model = made_model(task)
     state: dict[str, Any] = model.state_dict()
-    with open_tensors(path) as found:
-        renamed = torch_names(task, model)
-        given = {renamed.get(name, name): found[name] for name in found}
+    renamed = torch_names(task, model)
+    given = {renamed.get(name, name): values for name, values in _read(path).items()}
     wanted = {name for name, tensor in state.items() if isinstance(tensor, Tensor)}
     travelling = set(renamed.values()) & {name for name in wanted if state[name].is_floating_point()}
     if missing := sorted(travelling - given.keys()):
@@ -95,6 +96,20 @@ def read_model(path: Path, task: Task) -> nn.Module:
     # `torch.tensor` copies: what was read may be a view of the file.
     model.load_state_dict(state | {name: torch.tensor(np.asarray(values)) for name, values in given.items()})
     return model.eval()
+
+
+def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    try:
+        with open_tensors(path) as found:
+            return dict(found)
+    except StorageError as error:
+        if not isinstance(error.__cause__, SafetensorError):
+            raise
+        # A person named this file: nothing is wrong with a disk.
+        raise SettingsError(
+            f"{path}: is not a safetensors file, or not a whole one",
+            advice="name a model that a run or `secure-fl study export` wrote: model.safetensors",
+        ) from None
 
 
 _OTHER = "use the task, with the settings, that the model was trained with: they are in model.json beside it"

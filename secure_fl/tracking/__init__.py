@@ -51,14 +51,19 @@ class Tracking:
     """All writers of a run. Use it as a context; what leaves the context with an error did not finish."""
 
     def __init__(self, wanted: Iterable[str], *, name: str, settings: Mapping[str, Any], per_site: bool) -> None:
+        self._wanted = tuple(wanted)
+        self._name = name
+        self._settings = settings
         self._per_site = per_site
         self._writers: list[Writer] = []
-        with ExitStack() as opened:
-            for target in wanted:
-                writer = _make(target, name, settings)
-                opened.callback(writer.close, finished=False)  # where a later one cannot be made
-                self._writers.append(writer)
-            opened.pop_all()
+
+    def open(self) -> None:
+        """Begin to write. Not before the study is checked: a mistake in it should leave no empty curves.
+
+        Raises `SettingsError`, `StorageError` or `NetworkError` where a tool is not there or cannot write.
+        """
+        for target in self._wanted:
+            self._writers.append(_make(target, self._name, self._settings))
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from secure_fl.errors import NetworkError, SettingsError
@@ -13,7 +14,7 @@ _LONGEST_VALUE = 500  # of a parameter, at MLflow's servers
 
 
 class MlflowWriter:
-    """One run in the experiment `secure-fl`."""
+    """One run in the experiment `secure-fl`. Raises `NetworkError` where it cannot be written."""
 
     def __init__(self, target: str, name: str, settings: Mapping[str, Any]) -> None:
         # MLflow counts its use at its makers' server. That a federation runs is nobody's business, unless whoever runs
@@ -26,27 +27,35 @@ class MlflowWriter:
             raise SettingsError(
                 "MLflow is not installed here", advice='pip install mlflow-skinny, or pip install "secure-fl[tracking]"'
             ) from None
-        try:
+        self._target, self._failures = target, (MlflowException, OSError)
+        with self._writing():
             self._client: Any = MlflowClient(tracking_uri=target)
             experiment = self._client.get_experiment_by_name(EXPERIMENT)
             number = self._client.create_experiment(EXPERIMENT) if experiment is None else experiment.experiment_id
             self._run: str = self._client.create_run(number, run_name=name).info.run_id
             for key, value in _flat(settings):
                 self._client.log_param(self._run, key, str(value)[:_LONGEST_VALUE])
-        except (MlflowException, OSError) as error:
-            raise NetworkError(
-                f"MLflow at {target!r} cannot be used ({type(error).__name__})",
-                advice="check the URI of --track mlflow:URI",
-            ) from error
 
     def write(self, values: Mapping[str, float], *, step: int) -> None:
         """Write named numbers of one version of the model."""
-        for name, value in values.items():
-            self._client.log_metric(self._run, name, value, step=step)
+        with self._writing():
+            for name, value in values.items():
+                self._client.log_metric(self._run, name, value, step=step)
 
     def close(self, *, finished: bool) -> None:
         """End the run."""
-        self._client.set_terminated(self._run, status="FINISHED" if finished else "FAILED")
+        with self._writing():
+            self._client.set_terminated(self._run, status="FINISHED" if finished else "FAILED")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failures as error:
+            raise NetworkError(
+                f"MLflow at {self._target!r} cannot be used ({type(error).__name__})",
+                advice="check the URI of --track mlflow:URI",
+            ) from error
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def test_the_studies_of_the_page_are_studies() -> None:
     assert third.strategy.settings == {"mu": 0.1}
     changed = first.changed(strategy="fedasa", rounds=3)
     assert (changed.strategy.name, changed.study.rounds, changed.simulation.nodes) == ("fedasa", 3, 5)
+
+
+def test_the_policy_of_the_page_goes_with_its_study(tmp_path: Path) -> None:
+    *_, study, call = blocks("python.md")[2].splitlines()
+    names: dict[str, Any] = {"Study": Study, "simulate": partial(simulate, out=tmp_path / "run", progress=False)}
+    exec(f"{study}\n{call}", names)  # noqa: S102
+    assert names["run"].summary["rounds"] == 1
+    assert all(site["epsilon"] <= 3.0 for site in names["run"].summary["nodes"])
 
 
 def test_the_page_lists_every_word_and_every_argument() -> None:

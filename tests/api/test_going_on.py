@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ def test_a_run_begins_where_another_ended(trained: Run, tmp_path: Path) -> None:
     before = trained.history["accuracy"].iloc[-1]
     on = simulate(**QUICK, rounds=1, start=model, out=tmp_path / "on")
     assert on.history["accuracy"].iloc[0] == before > 0.8  # before its first round
+    # As without the model: nobody else looks into what a coordinator keeps.
+    states = [run.folder / "coordinator" / "state" for run in (trained, on)]
+    assert [stat.S_IMODE(state.stat().st_mode) for state in states] == [0o700, 0o700]
     assert (on.study.study.start, on.study.study.initial) != ("seed", trained.study.study.initial)
     # The same call again is another run of the same study; without the model it is another study.
     assert continued(Study.of(task="breast-cancer"), model)[0].study.initial == on.study.study.initial
@@ -67,7 +71,7 @@ def test_a_study_file_names_its_model(trained: Run, tmp_path: Path) -> None:
     study.check(nodes=3)
     assert start_from(study, model).first_model().digest == study.study.initial
     said = " ".join(sentence for section in explain(study) for sentence in section.sentences)
-    assert "The study's lead brings that model" in said
+    assert "The study lead supplies the starting model" in said
     # Nobody takes the seed's model for it, nor another file.
     with pytest.raises(InitialModelError, match="did not come with it"):
         start_of_study(study)

@@ -38,6 +38,49 @@ CASES = {
     "folder in use": (["run", "--out", "used"], 3, "is not empty", "--out"),
     "DP without a price": (["run", "--set", "privacy.mode=dp-sgd"], 3, "privacy.epsilon and privacy.delta", "3.0"),
     "DP not there yet": (["run", "--set", "privacy.mode=distributed"], 3, "not available", "none"),
+    "output is a file": (["run", "--out", "broken.toml"], 6, "broken.toml: is a file, not a folder", "another"),
+    "samples into a file": (["sample", "digits", "a", "--out", "broken.toml"], 6, "broken.toml: is a file", "another"),
+    "task into a file": (["task", "new", "wards", "--out", "broken.toml"], 6, "broken.toml: is a file", "another"),
+    "authority in a file": (
+        ["pki", "init", "broken.toml", "--consortium", "C"],
+        6,
+        "broken.toml: is a file",
+        "another",
+    ),
+    "site in a file": (
+        ["node", "new", "a", "--coordinator", "a.org:1", "--fingerprint", "ab" * 32, "--out", "broken.toml/a"],
+        6,
+        "broken.toml: is a file",
+        "another",
+    ),
+    "study is a folder": (["study", "new", "/", "--force"], 6, "/: is a folder, not a file", "name a file"),
+    "start is no model": (
+        ["study", "new", "new.toml", "--from", "broken.toml"],
+        3,
+        "broken.toml: is not a safetensors file",
+        "export",
+    ),
+    "DP under a gate": (
+        [
+            "run",
+            "--json",
+            "--strategy",
+            "aifed",
+            "--set",
+            "strategy.gating=site",
+            "--set",
+            "privacy.mode=dp-sgd",
+            "--set",
+            "privacy.epsilon=3.0",
+            "--set",
+            "privacy.delta=1e-5",
+        ],
+        3,
+        "with strategy.gating = \"site\" strategy 'aifed' looks at",
+        'gating = "none"',
+    ),
+    "empty study": (["run", "empty.toml"], 3, "empty.toml: has no settings in it", "study new"),
+    "empty party": (["doctor", "empty.toml"], 3, "empty.toml: has no [node], [coordinator]", "a party's file"),
     "study exists": (["study", "new", "broken.toml"], 6, "exists already", "--force"),
 }
 
@@ -54,6 +97,7 @@ def test_a_mistake_is_one_line_with_advice(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("broken.toml").write_text("x = = 1")
+    Path("empty.toml").write_text("# nothing\n")
     Path("used").mkdir()
     Path("used/file").touch()
     left, text = run(monkeypatch, capsys, *arguments)
@@ -78,6 +122,31 @@ def test_a_full_disk_is_said_so(
     assert "No space left on device" in text
     assert "free space" in text
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "advises"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "/x/y"),
+            "/x/y: No such file or directory",
+            "check the path",
+        ),
+        (PermissionError(13, "Permission denied", "/x/y"), "/x/y: Permission denied", "permissions"),
+        (OSError("odd"), "OSError", "--debug"),
+    ],
+)
+def test_whatever_the_system_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, says: str, advises: str
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("secure_fl.cli.study.Study.read_table", broken)
+    left, text = run(monkeypatch, capsys, "study", "check", "x.toml")
+    first, second = text.strip().splitlines()
+    assert (left, first) == (StorageError.exit_code, f"secure-fl: {says}")
+    assert advises in second
 
 
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

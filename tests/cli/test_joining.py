@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
+import secure_fl.cli
 from coordinator.config import CoordinatorFile
 from node.config import NodeFile
-from secure_fl.cli import joining as cli
 from secure_fl.errors import CertificateError, SecureFLError, StorageError, UsageError
 from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import Certificate, utc_now
@@ -135,20 +135,105 @@ def test_without_an_invitation_everything_is_said_by_flags(tmp_path: Path) -> No
     assert request_fingerprint((tmp_path / "site" / "node-hospital-a.csr.pem").read_bytes()) in said
 
 
-def test_on_a_terminal_it_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    wrong, right = ("Charité", "fl.example.org", "localhost", "foo"), ("hospital-a", "fl.example.org:8443", "ab" * 32)
-    answers = iter([wrong[0], right[0], wrong[1], right[1], wrong[2], right[2], wrong[3], "ward=ward.npz", ""])
+def main(*arguments: object) -> int:
+    """The console script, in this process."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["secure-fl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            secure_fl.cli.main()
+    return int(left.value.code or 0)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What somebody at a terminal types; when there is no more, Ctrl-C."""
+    typed: list[str] = []
+
+    def prompt(*_: object, **__: object) -> str:
+        if not typed:
+            raise typer.Abort
+        return typed.pop(0)
+
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
+    monkeypatch.setattr(typer, "prompt", prompt)
+    return typed
+
+
+NAMED, DIALED_TO = ["Charité", "a"], ["fl.example.org", "fl.example.org:8443", "localhost", "ab" * 32]
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "wrong"),
+    [
+        ("coordinator", [*NAMED, "https://a.org", "a.org:8443", "a.org"], ["Charité", "https://a.org", "a.org:8443"]),
+        ("operator", [*NAMED, *DIALED_TO], ["Charité", "fl.example.org", "SHA-256"]),
+        (
+            "node",
+            [*NAMED, *DIALED_TO, "foo", "a.b=x", "ward=ward.npz", "ward=again.npz", "icu=icu.npz", ""],
+            ["Charité", "fl.example.org", "SHA-256", "foo", "a.b", "ward is named already"],
+        ),
+    ],
+)
+def test_on_a_terminal_it_asks(
+    tmp_path: Path,
+    answers: list[str],
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    typed: list[str],
+    wrong: list[str],
+) -> None:
+    answers += typed
     with on(tmp_path):
-        cli.new_node()
-    file = NodeFile.read(tmp_path / "node.toml")
-    assert (file.node.name, list(file.datasets)) == ("hospital-a", ["ward"])
+        assert main(command, "new") == 0
+    assert answers == []
     said = capsys.readouterr().err.splitlines()
     assert len(said) == len(wrong)  # Each is said at once, and nothing that was right is asked again.
-    assert all(answer in line for answer, line in zip((*wrong[:2], "SHA-256", wrong[3]), said, strict=True))
+    assert all(answer in line for answer, line in zip(wrong, said, strict=True))
+    assert (tmp_path / f"{command}-a.csr.pem").exists()
+    if command == "node":
+        assert list(NodeFile.read(tmp_path / "node.toml").datasets) == ["ward", "icu"]
+
+
+@pytest.mark.parametrize("role", ["node", "operator"])
+def test_whoever_is_invited_is_asked_for_a_name_again_too(
+    tmp_path: Path, reply: Path, answers: list[str], role: str
+) -> None:
+    answers += ["Charité", "a", ""]
+    with on(tmp_path / "a"):
+        assert main(role, "join", reply / "invitation.toml") == 0
+    assert (tmp_path / "a" / f"{role}-a.csr.pem").exists()
+
+
+@pytest.mark.parametrize("typed", [[], ["a"]])
+@pytest.mark.parametrize("command", ["coordinator", "operator", "node"])
+def test_ctrl_c_at_a_question_leaves_nothing(
+    tmp_path: Path, answers: list[str], capsys: pytest.CaptureFixture[str], command: str, typed: list[str]
+) -> None:
+    answers += typed
+    with on(tmp_path):
+        assert main(command, "new") == 130
+    assert "nothing was written" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("node", "new", "Charité", *DIALED), "NAME: 'Charité' is not a name"),
+        (("node", "new", "a", "--coordinator", "a.org", "--fingerprint", "ab" * 32), "--coordinator: 'a.org' is not"),
+        (("node", "new", "a", *DIALED, "--data", "w=1", "--data", "w=2"), "a data set is named twice"),
+        (("operator", "new", "Charité", *DIALED), "NAME: 'Charité' is not a name"),
+        (("coordinator", "new", "Charité", "--host", "a.org"), "NAME: 'Charité' is not a name"),
+        (("coordinator", "new", "a", "--host", "a.org:1"), "--host: 'a.org:1' is not a host"),
+    ],
+)
+def test_a_wrong_flag_is_a_mistake_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+) -> None:
+    with on(tmp_path):
+        assert main(*arguments) == UsageError.exit_code
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -197,7 +282,7 @@ def test_flags_that_make_no_sense_leave_nothing(
 
 
 def test_a_name_cannot_leave_its_folder(tmp_path: Path, reply: Path) -> None:
-    with on(tmp_path / "a"), pytest.raises(CertificateError, match="is not a name"):
+    with on(tmp_path / "a"), pytest.raises(UsageError, match="is not a name"):
         run("node", "join", reply / "invitation.toml", "--name", "../x")
 
 

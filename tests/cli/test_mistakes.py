@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from secure_fl.cli import app, main
 from secure_fl.errors import SecureFLError
+from secure_fl.identity.authority import Authority
 from secure_fl.study.doubts import doubts
 from secure_fl.study.settings import Study
 from secure_fl.tasks.public import FOLDER
@@ -182,3 +183,24 @@ def test_the_table_of_a_run_fits_80_columns(
     for cell in ("12.3", "123.5 MB", "987.7 MB", "0.9877", "dropped", "ε"):
         assert cell in said
     assert "…" not in said
+
+
+def test_a_lead_with_the_ca_of_another_consortium_is_told_so_before_anybody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The coordinator's certificate would look foreign, and the advice would be about a firewall."""
+    ours = Authority.create(tmp_path / "pki", consortium="ours")
+    certificate, _, _ = ours.issue("operator", "lead").save(tmp_path)
+    hub = {"coordinator": "127.0.0.1:1", "fingerprint": "0" * 64, "certificate": certificate.name}
+    (tmp_path / "operator.toml").write_text(tomli_w.dumps({"operator": {**hub, "crl": "pki/crl.pem"}}))
+    monkeypatch.setattr("sys.argv", ["secure-fl", "study", "status", "--as", str(tmp_path / "operator.toml")])
+    foreign = Authority.create(tmp_path / "other", consortium="theirs").ca_pem
+    for pem, code, says in (
+        (foreign, 5, "ca.pem is not the authority that signed this certificate"),
+        (ours.ca_pem, 4, "connection refused"),
+    ):
+        (tmp_path / "ca.pem").write_bytes(pem)
+        with pytest.raises(SystemExit) as left:
+            main()
+        said = capsys.readouterr().err
+        assert (left.value.code, says in said) == (code, True), said

@@ -6,9 +6,13 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
-from secure_fl.cli import app
+from secure_fl.cli import app, status_text
+from secure_fl.results.record import NodeRound, RoundRecord, StudyRecord
+from secure_fl.rounds import RoundKind
+from secure_fl.rpc import operations_pb2 as pb
 from tests.support.edge import Edge, at_the_edge
 
 
@@ -34,3 +38,25 @@ def test_a_lead_reads_whom_a_study_waits_for(tmp_path: Path) -> None:
         assert "waiting" not in said
 
     at_the_edge(tmp_path, scenario)
+
+
+def test_the_table_of_rounds_fits_80_columns_with_no_word_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    sites = tuple(NodeRound(name=name, outcome="took part") for name in "abc")
+    entry = RoundRecord(
+        number=10, kind=RoundKind.TRAIN, attempts=1, seconds=1.0, nodes=sites, mean_accuracy=0.91234, mean_loss=0.3,
+        global_accuracy=0.9, metrics={"auc": 0.99, "sensitivity_at_90": 0.93},
+    )  # fmt: skip
+    record = StudyRecord(
+        study="x", study_id="ab" * 32, task="t", strategy="s", protection="p", planned_rounds=10,
+        roster=("a", "b", "c"), rounds=(entry,),
+    )  # fmt: skip
+    record.save(tmp_path / "record.json")
+    saved = (tmp_path / "record.json").read_bytes()
+    status_text.tell(pb.StudyStatus(name="x", study_id="ab" * 32, state="running", record=saved))
+    said = capsys.readouterr().out
+    for word in ("accuracy", "shared", "sensitivity", "attempts", "0.9123", "3 of 3"):
+        assert word in said
+    assert "…" not in said

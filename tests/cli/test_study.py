@@ -127,7 +127,7 @@ def test_a_study_whose_rounds_tolerate_no_dropout_says_so(tmp_path: Path) -> Non
     path = tmp_path / "study.toml"
     path.write_text("[simulation]\nnodes = 8\n")
     assert (
-        "2 circles of 4 sites; a circle opens when all of it is there"
+        "2 circles of 4 sites; a circle's total is computed only when all its sites are present"
         in invoke(app, ["study", "check", str(path)]).stdout
     )
     path.write_text("[protection]\nrecovery = true\n[simulation]\nnodes = 3\n")

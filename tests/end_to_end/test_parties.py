@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import socket
@@ -176,6 +177,11 @@ def test_a_node_leaves_cleanly_in_the_middle_of_training_and_heartbeats_go_on_me
         for name in fed.names[1:]:
             # Training lasted longer than three heartbeats, and yet the session was never lost.
             assert fed.log(name).count("connected to the coordinator") == 1
+            assert ": round 1 is answered, trained for " in fed.log(name)
+            assert ": the closing evaluation is answered, " in fed.log(name)
+        assert re.findall(r": (round 1|the closing evaluation|the study) is (\w+)", fed.log("coordinator")) == [
+            ("round 1", "done"), ("the closing evaluation", "done"), ("the study", "finished"),
+        ]  # fmt: skip
 
 
 def test_a_node_answers_where_its_file_says_and_nowhere_by_default(tmp_path: Path) -> None:

@@ -48,7 +48,13 @@ def test_a_full_disk_leaves_the_old_file_intact(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder").mkdir()
-    for target in (tmp_path / "file" / "child", tmp_path / ("n" * 300), tmp_path / "folder"):
-        with pytest.raises(StorageError, match="cannot be written"):
+    for target, says in {
+        tmp_path / "file" / "child": "file: is a file, not a folder",
+        tmp_path / "file" / "below" / "child": "file: is a file, not a folder",
+        tmp_path / ("n" * 300): "cannot be written",
+        tmp_path / "folder": "folder: is a folder, not a file",
+        Path("/"): "/: is a folder, not a file",
+    }.items():
+        with pytest.raises(StorageError, match=says):
             write_atomically(target, b"content")
     assert names(tmp_path) == {"file", "folder"}

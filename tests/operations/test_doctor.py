@@ -26,6 +26,7 @@ from secure_fl.identity.authority import Authority
 from secure_fl.identity.certificates import utc_now
 from secure_fl.operations import doctor as checks
 from secure_fl.settings import read_toml
+from secure_fl.study.settings import Study
 from tests.support.processes import ROOT, Processes
 
 
@@ -297,6 +298,7 @@ def test_a_revoked_or_expired_certificate_is_said_so(running: Processes, site: P
 def test_a_policy_that_does_not_fit_a_study_is_named(
     running: Processes, site: Path, policy: dict[str, Any], says: str
 ) -> None:
+    edit(site, read_toml(site), "datasets", other={})
     edit(site, read_toml(site), "policy", **policy)
     code, found = node_doctor(site, "--study", running.workspace.folder / "study.toml")
     assert code == 1
@@ -327,6 +329,14 @@ def test_a_study_that_waits_for_approval_is_a_warning(running: Processes, site: 
     [
         ({"protections": ["maskd"]}, "unknown [policy] protection 'maskd'; did you mean 'masked'?"),
         ({"strategies": ["fedavg", "fedporx"]}, "unknown [policy] strategy 'fedporx'; did you mean 'fedprox'?"),
+        (
+            {"exceptions": ["changing-cohort"]},
+            "unknown [policy] exception 'changing-cohort'; did you mean 'changing-cohorts'?",
+        ),
+        (
+            {"datasets": ["breast-cancr"]},
+            "unknown data set in [policy] datasets 'breast-cancr'; did you mean 'breast-cancer'?",
+        ),
     ],
 )
 def test_a_misspelt_word_in_a_policy_is_an_error(site: Path, policy: dict[str, Any], says: str) -> None:
@@ -335,6 +345,60 @@ def test_a_misspelt_word_in_a_policy_is_an_error(site: Path, policy: dict[str, A
     assert code == 1
     assert (found["file"]["state"], found["file"]["message"]) == ("failed", says)
     assert "known: " in found["file"]["fix"]
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "says"),
+    [
+        ("policy", {"approved": ["ab" * 32, "abc"]}, "policy.approved, entry 2: must be a study's hash"),
+        ("policy", {"approved": ["AB" * 32]}, "policy.approved, entry 1: must be a study's hash"),
+        ("node", {"device": "cdua"}, "node.device: must be"),
+        ("node", {"device": "cuda:one"}, "node.device: must be"),
+    ],
+)
+def test_what_is_no_hash_and_no_device_is_an_error(
+    site: Path, section: str, changes: dict[str, Any], says: str
+) -> None:
+    code, found = node_doctor(edit(site, read_toml(site), section, **changes))
+    assert (code, found["file"]["state"]) == (1, "failed")
+    assert says in found["file"]["message"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1", "mps"])
+def test_the_devices_that_torch_has_are_fine(site: Path, device: str) -> None:
+    assert node_doctor(edit(site, read_toml(site), "node", device=device))[1]["file"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("task", "tasks", "says"),
+    [
+        ("wards:Wards", [], "is not allowed by [coordinator] tasks"),
+        ("no_such_wards:Wards", ["no_such_wards:Wards"], "cannot be imported here"),
+        ("breast-cancer", [], ""),
+    ],
+)
+def test_a_study_that_serve_would_refuse_is_found_at_the_coordinator(
+    running: Processes, tmp_path: Path, task: str, tasks: list[str], says: str
+) -> None:
+    """One that it has already is fine, whatever its task."""
+    for path in (running.workspace.folder / "pki").glob("c*"):
+        shutil.copy(path, tmp_path)
+    shutil.copy(running.workspace.folder / "ca.pem", tmp_path)
+    table = read_toml(running.workspace.coordinator_file)
+    table["coordinator"] |= {"certificate": "coordinator-coordinator.pem", "ca": "ca.pem", "crl": "crl.pem"}
+    table["coordinator"]["tasks"] = tasks
+    table["studies"] = ["other.toml"]
+    file = edit(tmp_path / "coordinator.toml", table)
+    study = read_toml(running.workspace.folder / "study.toml") | {"task": {"name": task}}
+    study["study"].pop("initial")
+    study = Study.parse(study).completed().to_table() if not says else study
+    edit(tmp_path / "other.toml", study)
+    code, found = doctor(file)
+    assert (code, found["study other.toml"]["state"]) == ((1, "failed") if says else (0, "ok")), found
+    assert says in found["study other.toml"]["message"]
+    if says:
+        done = start("coordinator", file)
+        assert (done.returncode, says in done.stderr) == (3, True), done.stderr
 
 
 @pytest.mark.parametrize("module", ["node", "coordinator"])

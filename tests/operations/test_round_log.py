@@ -30,11 +30,14 @@ def test_the_coordinator_writes_a_line_for_each_round(caplog: pytest.LogCaptureF
         log(Answered(study_id=STUDY, round=3, phase="upload", node="a"))
         log(PhaseClosed(study_id=STUDY, phase="upload", seconds=1.0))
         log(RoundCommitted(study_id=STUDY, record=record))
+        closing = RoundRecord(number=4, kind=RoundKind.EVALUATE, attempts=1, seconds=0.5, nodes=sites)
+        log(RoundCommitted(study_id=STUDY, record=closing))
         log(StudyEnded(study_id=STUDY, outcome="finished", reason=""))
     assert [entry.getMessage() for entry in caplog.records] == [
         "waiting for sites: 1 of 3 are ready, 3 are needed",
         "waiting for sites: 2 of 3 are ready, 3 are needed",
         "round 3 is done: 2 of 2 sites, 1.2 s, 2 attempts, mean accuracy 0.500",
+        "the closing evaluation is done: 2 of 2 sites, 0.5 s",
         "the study is finished",
     ]
 
@@ -49,9 +52,13 @@ def test_a_node_writes_a_line_for_each_round(caplog: pytest.LogCaptureFixture) -
         log(AnswerSent(study_id=STUDY, round=2, phase="a", bytes=5))
         log(SatOut(study_id=STUDY, round=2, code="Refused"))
         log(RoundDone(study_id=STUDY, round=2))
+        log(Trained(study_id=STUDY, round=3, seconds=0.0))
+        log(AnswerSent(study_id=STUDY, round=3, phase="a", bytes=7))
+        log(RoundDone(study_id=STUDY, round=3, kind=RoundKind.EVALUATE))
     assert [entry.getMessage() for entry in caplog.records] == [
         "round 1 is answered, trained for 2.5 s, 100 bytes sent",
         "round 2 is answered, 0 bytes sent",
+        "the closing evaluation is answered, 7 bytes sent",
     ]
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from secure_fl import simulate
 from secure_fl.blocks import Blocks
-from secure_fl.errors import SecureFLError
+from secure_fl.errors import SecureFLError, SettingsError
+from secure_fl.events import Event, NodeDied
 from secure_fl.strategies.fedavg import FedAvg
 from secure_fl.strategies.site import Site
 from secure_fl.tasks.base import LocalData, Source, Split, Task
@@ -64,3 +65,35 @@ def test_a_mistake_in_a_strategy_is_found_before_a_model_is_fetched(tmp_path: Pa
         simulate(task="digits", strategy=Mistaken, rounds=2, nodes=3, out=tmp_path / "run", progress=False)
     assert "training failed: KeyError" in (tmp_path / "run" / "run.log").read_text()
     assert not list((tmp_path / "run").rglob("verified-*"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_run_whose_sites_refuse_the_study_ends(tmp_path: Path, engine: str) -> None:
+    heard: list[Event] = []
+    with pytest.raises(SecureFLError, match="says NotApproved"):
+        simulate(
+            task="breast-cancer", rounds=1, nodes=4, engine=engine, out=tmp_path / "run", progress=False,
+            policy={"approved": []}, listener=heard.append,
+        )  # fmt: skip
+    assert not [event for event in heard if isinstance(event, NodeDied)]  # They were stopped, and did not fail.
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ({"min_cohort": 20}, "cohorts smaller than 20"),
+        ({"epsilon": 1.0, "delta": 1e-5}, "no differential privacy"),
+        ({"protections": ["maskd"]}, "did you mean 'masked'"),
+    ],
+)
+def test_a_policy_that_refuses_the_study_is_found_before_there_is_a_folder(
+    tmp_path: Path, engine: str, policy: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        simulate(
+            task="breast-cancer", rounds=1, nodes=4, engine=engine, out=tmp_path / "run", progress=False, policy=policy
+        )
+    assert not (tmp_path / "run").exists()

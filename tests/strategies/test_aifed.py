@@ -313,8 +313,9 @@ def test_the_papers_gate_is_refused_under_noise() -> None:
     private = {"mode": "dp-sgd", "epsilon": 3.0, "delta": 1e-5}
     kind = {"kind": "masked", "recovery": True}
     study(strategy={"name": "aifed", "gating": "rank"}, protection=kind, privacy=private).check()
-    with pytest.raises(SettingsError, match="does not say what shapes its update"):
+    with pytest.raises(SettingsError, match=r'strategy\.gating = "site" .* looks at the data without noise') as refused:
         study(strategy={"name": "aifed", "gating": "site"}, protection=kind, privacy=private).check()
+    assert 'gating = "none"' in refused.value.hint
 
 
 class Unrefused(aifed.AiFed):

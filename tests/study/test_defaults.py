@@ -155,7 +155,10 @@ def test_a_strategy_that_combines_gets_a_protection_that_can_and_says_so() -> No
     study = Study.parse(table)
     assert study.protection.kind == "sealed"
     said = chosen_protection(table, strategy="fedcca", kind="sealed")
-    assert "'sealed' was chosen: strategy 'fedcca' asks for a combine" in str(said)
+    assert (
+        "'sealed' was chosen: strategy 'fedcca' makes a mixture for each site, which the usual 'masked' cannot do"
+        in str(said)
+    )
     named = {**table, "protection": {"kind": "encrypted"}}
     assert Study.parse(named).protection.kind == "encrypted"
     assert chosen_protection(named, strategy="fedcca", kind="encrypted") is None

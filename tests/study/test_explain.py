@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from secure_fl.study.explain import explain
-from secure_fl.study.settings import PLAIN_METRICS
+from secure_fl.study.settings import PLAIN_METRICS, Study
 from tests.protect.rosters import study
 
 
@@ -52,9 +52,26 @@ def test_circles_are_listed() -> None:
     assert "a whole circle of at least 5 sites" in sentences
 
 
+def test_without_a_roster_nobody_looks_for_circles() -> None:
+    def said(**sections: dict[str, Any]) -> str:
+        parts = explain(Study.parse({"task": {"name": "digits"}, **sections}).completed())
+        return " ".join(sentence for part in parts for sentence in part.sentences)
+
+    sentence = "No site is named yet, so there are no circles to show here"
+    assert sentence in said()
+    assert sentence not in text()
+    for others in (
+        {"protection": {"kind": "none"}},
+        {"protection": {"recovery": True}},
+        {"strategy": {"name": "fedamp"}},
+    ):
+        assert sentence not in said(**others)
+
+
 def test_recovery_is_an_exception() -> None:
     explained = text(protection={"recovery": True})
     assert "EXCEPTION (changing-cohorts): if a site joins or leaves between two rounds" in explained
+    assert explained.count("the difference of the two results tells something about that site") == 1
     assert "A round survives the loss of 1 of 4 sites." in explained
     assert "circle" not in explained
     assert "changing-cohorts" not in text(protection={"kind": "none", "recovery": True})
@@ -62,7 +79,7 @@ def test_recovery_is_an_exception() -> None:
 
 @pytest.mark.parametrize(("protection", "minimum"), [({}, 4), ({"colluders": 4}, 6), ({"min_cohort": 9}, 9)])
 def test_the_minimum_cohort_is_named(protection: dict[str, Any], minimum: int) -> None:
-    assert f"is opened with fewer than {minimum} sites in it" in text(protection=protection)
+    assert f"is updated only if at least {minimum} sites sent it" in text(protection=protection)
 
 
 @pytest.mark.parametrize(

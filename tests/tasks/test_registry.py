@@ -84,7 +84,7 @@ def test_an_unknown_id_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", ["not_installed_here:Scans", ":Scans", ".relative:Scans"])
 def test_a_missing_module_is_to_be_installed_at_this_site(name: str) -> None:
-    with pytest.raises(SettingsError, match="cannot be imported at this site") as caught:
+    with pytest.raises(SettingsError, match="cannot be imported here") as caught:
         tasks.resolve(name)
     assert "install" in caught.value.hint
 
@@ -92,7 +92,7 @@ def test_a_missing_module_is_to_be_installed_at_this_site(name: str) -> None:
 def test_a_module_that_fails_as_it_loads_is_a_settings_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_task_module.py").write_text("None.attribute\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SettingsError, match="cannot be imported at this site"):
+    with pytest.raises(SettingsError, match="cannot be imported here"):
         tasks.resolve("broken_task_module:Scans")
 
 

@@ -125,7 +125,10 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(LayoutMismatchError, match="'extra' is not in the task's model"):
         load_model(path, Wide)
     path.write_bytes(b"no model")
-    with pytest.raises(StorageError):
+    with pytest.raises(SettingsError, match="is not a safetensors file"):
+        load_model(path, Wide)
+    path.unlink()
+    with pytest.raises(StorageError, match="no such file"):
         load_model(path, Wide)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from secure_fl import Study, simulate, tracking
 from secure_fl.cli import app
-from secure_fl.errors import SettingsError
+from secure_fl.errors import DataError, NetworkError, SettingsError, StorageError
 from secure_fl.events import RoundCommitted
 from secure_fl.tracking import Tracking
 from secure_fl.tracking.scalars import scalars
@@ -50,6 +50,7 @@ def test_values_of_single_sites_only_where_the_study_shares_them(
     written = Written()
     monkeypatch.setattr(tracking, "KINDS", {"memory": lambda *_: written})
     with Tracking(["memory:x"], name="run", settings=SETTINGS, per_site=per_site) as tracked:
+        tracked.open()
         tell(tracked)  # The records have values of single sites either way.
     expected = {
         "accuracy/mean": 0.3, "round/seconds": 1.5, "round/sites": 2.0, "round/bytes_up": 200.0,
@@ -116,14 +117,46 @@ def test_a_run_that_fails_did_not_finish(monkeypatch: pytest.MonkeyPatch) -> Non
         return written
 
     monkeypatch.setattr(tracking, "KINDS", {"memory": make})
-    with pytest.raises(ZeroDivisionError), Tracking(["memory:x"], name="run", settings={}, per_site=False):
+    tracked = Tracking(["memory:x"], name="run", settings={}, per_site=False)
+    tracked.open()
+    with pytest.raises(ZeroDivisionError), tracked:
         raise ZeroDivisionError
     assert written.finished is False
     written.finished = None
-    with pytest.raises(SettingsError):
-        Tracking(["memory:x", "memory:broken"], name="run", settings={}, per_site=False)
+    targets = ["memory:x", "memory:broken"]
+    with pytest.raises(SettingsError), Tracking(targets, name="run", settings={}, per_site=False) as tracked:
+        tracked.open()
     assert written.finished is False
     assert made == ["x", "x", "broken"]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_advice_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="TensorBoard's files cannot be written") as refused:
+        simulate(
+            task="breast-cancer", nodes=3, rounds=1, track=f"tensorboard:{tmp_path / 'file' / 'x'}",
+            out=tmp_path / "run", progress=False,
+        )  # fmt: skip
+    assert "--track" in refused.value.hint
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("uri", ["{0}/file/x", "nothing://{0}"])
+def test_an_mlflow_store_that_cannot_be_used_is_an_error_with_advice(tmp_path: Path, uri: str) -> None:
+    (tmp_path / "file").touch()
+    tracked = Tracking([f"mlflow:{uri.format(tmp_path)}"], name="run", settings={}, per_site=False)
+    with pytest.raises(NetworkError, match="cannot be used") as refused:
+        tracked.open()
+    assert "--track" in refused.value.hint
+
+
+def test_a_study_whose_data_are_missing_leaves_no_curves(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        simulate(
+            task="agnews", nodes=3, rounds=1, settings={"simulation.path": str(tmp_path / "no.csv")},
+            track=f"tensorboard:{tmp_path / 'curves'}", out=tmp_path / "run", progress=False,
+        )  # fmt: skip
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_round_without_measurements_costs_all_the_same() -> None:
@@ -145,7 +178,7 @@ def test_a_tool_that_is_not_installed(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SettingsError, match="is not installed here") as refused:
-        Tracking([f"{kind}:{tmp_path}"], name="run", settings={}, per_site=False)
+        Tracking([f"{kind}:{tmp_path}"], name="run", settings={}, per_site=False).open()
     assert f"pip install {package}" in refused.value.hint
 
 
@@ -153,6 +186,7 @@ def test_tensorboard_reads_it_back(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with Tracking([f"tensorboard:{tmp_path}"], name="run-1", settings=SETTINGS, per_site=True) as tracked:
+        tracked.open()
         tell(tracked)
     found = EventAccumulator(str(tmp_path / "run-1"))
     found.Reload()
@@ -168,6 +202,7 @@ def test_mlflow_reads_it_back(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     for name in ("run-1", "run-2"):
         with Tracking([f"mlflow:{uri}"], name=name, settings=SETTINGS, per_site=False) as tracked:
+            tracked.open()
             tell(tracked)
     client = mlflow.MlflowClient(tracking_uri=uri)
     (experiment,) = (one for one in client.search_experiments() if one.name == "secure-fl")
@@ -190,5 +225,5 @@ def test_mlflow_tells_its_makers_nothing_unless_somebody_here_wants_it(
     os.environ.pop(name)
     if before is not None:
         os.environ[name] = before
-    Tracking(["mlflow:somewhere"], name="run", settings={}, per_site=False)
+    Tracking(["mlflow:somewhere"], name="run", settings={}, per_site=False).open()
     assert os.environ[name] == after

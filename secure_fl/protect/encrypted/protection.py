@@ -21,6 +21,7 @@ from secure_fl.protect.encrypted.opener import TOTAL
 from secure_fl.protect.encrypted.phases import COMBINE, SUM
 from secure_fl.protect.encrypted.sum_coordinator import SumCoordinator
 from secure_fl.protect.encrypted.terms import Terms
+from secure_fl.protect.past import ROUND_BY_ROUND
 from secure_fl.protect.release.history import OpenedRow
 from secure_fl.protect.uploads.phases import UPLOAD
 
@@ -120,6 +121,5 @@ class Encrypted(CombiningProtection):
             checked if recompute else trusting,
             "The key is made by one site for one attempt, sealed to the others, and forgotten when the attempt is "
             "over. The coordinator sees which blocks each site holds.",
-            "This holds round by round. If a site joins or leaves between two rounds, the difference of the two "
-            "results tells something about that site.",
+            ROUND_BY_ROUND,
         )

@@ -55,8 +55,8 @@ class Masked(Protection):
             "site's part, even if it cheats.",
             "The same sites are added up in every round, so comparing rounds tells nothing about one of them.",
             "The coordinator sees which blocks each site holds. A site's weight is hidden in the total.",
-            "Other sites see the shared model only. If sites of a circle side with the coordinator, they and it "
-            "together learn the total of the circle's other sites.",
+            "Other sites see the shared model only. If some sites secretly help the coordinator, together they can "
+            "work out the total of the remaining sites in that circle.",
         )
 
 

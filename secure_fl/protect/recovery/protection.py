@@ -13,6 +13,7 @@ from typing import ClassVar
 from secure_fl.aggregation import RequestKind
 from secure_fl.protect.cohort.signed import require_few, threshold
 from secure_fl.protect.contract import Contribution, CoordinatorHalf, Host, NodeHalf, Protection, RoundContext
+from secure_fl.protect.past import ROUND_BY_ROUND
 from secure_fl.protect.primitives.packing import WORD, Packing
 from secure_fl.protect.recovery.coordinator import RecoveryCoordinator
 from secure_fl.protect.recovery.node import RecoveryNode
@@ -56,8 +57,7 @@ class MaskedWithRecovery(Protection):
             "The coordinator receives each update under masks that only the sum of all sites removes. It learns the "
             "sum and how many sites are in it, not an update, even if it cheats.",
             "The coordinator sees which blocks each site holds. A site's weight is hidden in the sum of a round.",
-            "This holds round by round. If a site joins or leaves between two rounds, the difference of the two "
-            "results tells something about that site.",
-            "Other sites see the shared model only. If some of them side with the coordinator, they and it together "
-            "learn the sum of the remaining sites.",
+            ROUND_BY_ROUND,
+            "Other sites see the shared model only. If some sites secretly help the coordinator, together they can "
+            "work out the sum of the remaining sites.",
         )

@@ -14,6 +14,7 @@ from secure_fl.aggregation import RequestKind
 from secure_fl.protect.cohort.signed import require_few, threshold
 from secure_fl.protect.combining import CombineContribution, CombineHost, CombiningNodeHalf, CombiningProtection
 from secure_fl.protect.contract import Contribution, CoordinatorHalf, Host, NodeHalf, RoundContext
+from secure_fl.protect.past import ROUND_BY_ROUND
 from secure_fl.protect.primitives.field import ELEMENT
 from secure_fl.protect.release.history import OpenedRow
 from secure_fl.protect.sealed.combine_coordinator import CombineCoordinator
@@ -107,7 +108,7 @@ class Sealed(CombiningProtection):
             "Each site opens its own combination, and nobody else's. That takes the other sites, which hold parts of "
             "the keys. They check first that neither a combination nor the difference of two shows one site's model, "
             "even to as many sites that work together as the study reckons with (`protection.colluders`).",
-            "Each site adds the uploads in its combination up itself, and checks them against what was signed."
+            "Each site recomputes its own mixture and checks it against the signed uploads."
             if self.settings.recompute
             else "EXCEPTION: each site believes what the coordinator says its combination is. A coordinator that lies "
             "steers the site's model. A site has to agree: [policy] exceptions, unverified-combinations.",
@@ -115,6 +116,5 @@ class Sealed(CombiningProtection):
         return (
             *(sums if kind is RequestKind.SUM else combinations),
             "The coordinator sees which blocks each site holds. A site may leave once it has uploaded.",
-            "This holds round by round. If a site joins or leaves between two rounds, the difference of the two "
-            "results tells something about that site.",
+            ROUND_BY_ROUND,
         )
