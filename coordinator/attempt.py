@@ -10,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
-from coordinator.agreements import KnownAgreements
 from coordinator.announcing import announcement
-from coordinator.bulk_files import EMPTY, BulkFile, BulkFiles
+from coordinator.bulk_files import EMPTY, BulkFile
 from coordinator.machine import RoundMachine
+from coordinator.presence import Presence
 from coordinator.pulse import Pulse
 from coordinator.reception import Reception
 from coordinator.reports import require_report
-from coordinator.store import Attempt, Store, StoredAnswer
+from coordinator.store import Attempt, StoredAnswer
+from coordinator.study_services import StudyServices
 from coordinator.traffic import Traffic
-from coordinator.unbroken import Unbroken
 from secure_fl.errors import (
     CohortTooSmallError,
     ConflictingUploadError,
@@ -33,12 +32,11 @@ from secure_fl.errors import (
     SecureFLError,
     StorageError,
 )
-from secure_fl.events import Answered, Listener, PhaseClosed, SatOut, WaitingForHolders
+from secure_fl.events import Answered, PhaseClosed, SatOut, WaitingForHolders
 from secure_fl.messages import require
 from secure_fl.protect.contract import Message, Opened, Protection, RoundContext
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
-from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.threads import in_thread
 from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.pace import deadline_seconds
@@ -46,32 +44,6 @@ from secure_fl.transport.pace import deadline_seconds
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT = 1.0  # Sessions end without telling each attempt; this often it looks for itself.
-
-
-class Sessions(Protocol):
-    """The connected nodes, as runners see them."""
-
-    def ready(self, study_id: str) -> frozenset[str]:
-        """Nodes that are connected and accepted the study."""
-        ...
-
-    def send(self, node: str, message: pb.CoordinatorMessage) -> bool:
-        """Queue a message; False for a node that is not connected, which is told again when it is back."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyServices:
-    """What a study's attempts use and do not own."""
-
-    resolved: ResolvedStudy
-    store: Store
-    files: BulkFiles
-    sessions: Sessions
-    listener: Listener
-    unbroken: Unbroken
-    agreements: KnownAgreements
-    grace: float  # how long a node that vanished in mid-phase is waited for
 
 
 class AttemptRunner:
@@ -101,8 +73,12 @@ class AttemptRunner:
         self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
         self._unwanted: RoundError | None = None  # why nobody needs any more what it would open
         self._over: SecureFLError | None = None  # what is said to whoever still sends something
-        self._away_since: dict[str, float] = {}
-        self._met: set[str] = set() if self._at_own_pace else set(plan.invited)
+        self._presence = Presence(
+            partial(services.sessions.ready, services.resolved.id),
+            grace=services.grace,
+            # Where sites join at their own pace everybody is invited, and whoever is not there is asked when it comes.
+            expected=() if self._at_own_pace else plan.invited,
+        )
         # What nodes download for this attempt.
         self._objects = {model.object.sha256, model.first.sha256} - {b""}
         self._reception = Reception(services.files, self._folder)
@@ -112,10 +88,7 @@ class AttemptRunner:
     async def begin(self) -> None:
         """Enter the first phase."""
         machine = await in_thread(self._make_machine)
-        if self._at_own_pace:  # Everybody is invited, and whoever is not there now is asked when it comes.
-            self._met |= machine.waiting & self._services.sessions.ready(self._study.id)
-            for node in machine.waiting - self._met:
-                machine.leave(node, NotConnectedError.code)
+        self._presence.begin(machine)
         self._machine, self._left = machine, machine.left
 
     async def replay(self) -> None:
@@ -205,7 +178,7 @@ class AttemptRunner:
     @property
     def met(self) -> frozenset[str]:
         """Who was there to be asked: everybody invited, but where sites join at their own pace."""
-        return frozenset(self._met).union(answer.node for answer in self.answers)
+        return self._presence.met.union(answer.node for answer in self.answers)
 
     @property
     def vanished(self) -> set[str]:
@@ -242,7 +215,7 @@ class AttemptRunner:
             if self.plan.kind is RoundKind.DECLARE and self._study.division.is_decided(machine.answered):
                 deadline = min(deadline, 2 * loop.time() - self._began)  # As long again, and no longer.
             await self._next_change(min(_LONGEST_WAIT, max(0.01, deadline - loop.time())))
-            self._let_go_of_absent(machine)
+            self._presence.let_go_of_absent(machine, now=loop.time())
 
     async def _wait_for_enough(self, machine: RoundMachine, deadline: float) -> None:
         """Where sites join at their own pace, the first phase ends when enough are there, whoever they are."""
@@ -258,7 +231,7 @@ class AttemptRunner:
                 self._tell_missing(machine, missing)
             await self._next_change(min(_LONGEST_WAIT, soon, max(0.01, deadline - loop.time())))
             await self._welcome(machine)
-            self._let_go_of_absent(machine)
+            self._presence.let_go_of_absent(machine, now=loop.time())
 
     async def _wait_for_holders(self, machine: RoundMachine) -> None:
         """After the deadline, keep waiting (up to `rounds.patience`) while too few who can open it have answered."""
@@ -272,22 +245,10 @@ class AttemptRunner:
             await self._welcome(machine)
             await self._next_change(_LONGEST_WAIT)
 
-    def _let_go_of_absent(self, machine: RoundMachine) -> None:
-        """Whoever has been away for long enough is not waited for."""
-        now, ready = asyncio.get_running_loop().time(), self._services.sessions.ready(self._study.id)
-        for node in machine.waiting:
-            if node in ready:
-                self._met.add(node)
-                self._away_since.pop(node, None)
-            elif now - self._away_since.setdefault(node, now) > self._services.grace:
-                machine.leave(node, NotConnectedError.code)
-
     async def _welcome(self, machine: RoundMachine) -> None:
         """Whoever was away and is back is asked again."""
-        for node in self._services.sessions.ready(self._study.id):
-            if machine.readmit(node):
-                self._away_since.pop(node, None)
-                await self._announce(node)
+        for node in self._presence.back(machine):
+            await self._announce(node)
 
     def _tell_missing(self, machine: RoundMachine, missing: int) -> None:
         log.warning("phase %r waits until so many more sites are there: %d", machine.phase, missing)

@@ -10,10 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from coordinator.attempt import AttemptRunner, StudyServices, upload_folder
+from coordinator.attempt import AttemptRunner, upload_folder
 from coordinator.left_out import LeftOutSites
 from coordinator.shared_model import SharedModel
 from coordinator.store import Attempt
+from coordinator.study_services import StudyServices
 from coordinator.traffic import Traffic
 from secure_fl.errors import LateMessageError, NotConnectedError, RoundError, SecureFLError, WrongSharesError
 from secure_fl.events import Event, RoundResumed, RoundStarted, RoundVoid

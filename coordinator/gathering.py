@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from coordinator.attempt import Sessions
 from coordinator.left_out import LeftOutSites
 from coordinator.pulse import Pulse
+from coordinator.study_services import Sessions
 from secure_fl.aggregation import RequestKind
 from secure_fl.errors import BudgetsUsedUpError
 from secure_fl.events import Listener, Waiting

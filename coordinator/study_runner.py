@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from coordinator.agreements import KnownAgreements
-from coordinator.attempt import Sessions, StudyServices, upload_folder
+from coordinator.attempt import upload_folder
 from coordinator.attempts import OpenAttempts
 from coordinator.buffered import BufferedRounds
 from coordinator.bulk_files import BulkFiles
@@ -28,6 +28,7 @@ from coordinator.schedule import InOrder, Schedule
 from coordinator.shared_model import SharedModel
 from coordinator.site_flush import SiteFlush
 from coordinator.store import Store
+from coordinator.study_services import Sessions, StudyServices
 from coordinator.unbroken import Unbroken
 from secure_fl.errors import (
     BudgetExceededError,

@@ -43,7 +43,7 @@ def test_a_hint_stands_below_the_traceback(tmp_path: Path, what: str) -> None:
 
 def test_a_file_that_is_no_model_is_called_so(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("<!doctype html>")
-    with pytest.raises(StorageError, match="is no model file") as caught:
+    with pytest.raises(SettingsError, match="is not a safetensors file") as caught:
         load_model(tmp_path / "report.html", "digits")
     assert ".safetensors" in caught.value.hint
     assert "free space" not in caught.value.hint
