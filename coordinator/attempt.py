@@ -15,13 +15,13 @@ from functools import partial
 from coordinator.announcing import announcement
 from coordinator.bulk_files import EMPTY, BulkFile
 from coordinator.machine import RoundMachine
-from coordinator.presence import Presence
 from coordinator.pulse import Pulse
 from coordinator.reception import Reception
 from coordinator.reports import require_report
 from coordinator.store import Attempt, StoredAnswer
 from coordinator.study_services import StudyServices
 from coordinator.traffic import Traffic
+from coordinator.waiting import Waiting
 from secure_fl.errors import (
     CohortTooSmallError,
     ConflictingUploadError,
@@ -42,8 +42,6 @@ from secure_fl.transport.objects import IncomingObject
 from secure_fl.transport.pace import deadline_seconds
 
 log = logging.getLogger(__name__)
-
-_LONGEST_WAIT = 1.0  # Sessions end without telling each attempt; this often it looks for itself.
 
 
 class AttemptRunner:
@@ -73,11 +71,14 @@ class AttemptRunner:
         self._torn: StorageError | None = None  # why the machine knows an answer that the store does not
         self._unwanted: RoundError | None = None  # why nobody needs any more what it would open
         self._over: SecureFLError | None = None  # what is said to whoever still sends something
-        self._presence = Presence(
+        self._waiting = Waiting(
             partial(services.sessions.ready, services.resolved.id),
             grace=services.grace,
             # Where sites join at their own pace everybody is invited, and whoever is not there is asked when it comes.
             expected=() if self._at_own_pace else plan.invited,
+            change=self._next_change,
+            ask=self._announce,
+            tell=self._tell_missing,
         )
         # What nodes download for this attempt.
         self._objects = {model.object.sha256, model.first.sha256} - {b""}
@@ -88,7 +89,7 @@ class AttemptRunner:
     async def begin(self) -> None:
         """Enter the first phase."""
         machine = await in_thread(self._make_machine)
-        self._presence.begin(machine)
+        self._waiting.begin(machine)
         self._machine, self._left = machine, machine.left
 
     async def replay(self) -> None:
@@ -141,7 +142,7 @@ class AttemptRunner:
     async def _close_phase(self, machine: RoundMachine) -> None:
         begun = asyncio.get_running_loop().time()
         await self._wait_for_answers(machine, begun + self._seconds())
-        await self._wait_for_holders(machine)
+        await self._waiting.for_holders(machine, patience=self._study.study.rounds.patience)
         seconds = asyncio.get_running_loop().time() - begun
         self._services.listener(PhaseClosed(study_id=self._study.id, phase=machine.phase, seconds=seconds))
         async with self._lock:
@@ -178,7 +179,7 @@ class AttemptRunner:
     @property
     def met(self) -> frozenset[str]:
         """Who was there to be asked: everybody invited, but where sites join at their own pace."""
-        return self._presence.met.union(answer.node for answer in self.answers)
+        return self._waiting.met.union(answer.node for answer in self.answers)
 
     @property
     def vanished(self) -> set[str]:
@@ -207,52 +208,20 @@ class AttemptRunner:
         self._pulse.beat()
 
     async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
         if self._at_own_pace:
-            await self._wait_for_enough(machine, deadline)
+            filling = self._study.study.rounds.filling(self._context.min_cohort)
+            await self._waiting.for_enough(machine, filling, deadline=deadline)
             return
-        while machine.waiting and loop.time() < deadline:
-            if self.plan.kind is RoundKind.DECLARE and self._study.division.is_decided(machine.answered):
-                deadline = min(deadline, 2 * loop.time() - self._began)  # As long again, and no longer.
-            await self._next_change(min(_LONGEST_WAIT, max(0.01, deadline - loop.time())))
-            self._presence.let_go_of_absent(machine, now=loop.time())
 
-    async def _wait_for_enough(self, machine: RoundMachine, deadline: float) -> None:
-        """Where sites join at their own pace, the first phase ends when enough are there, whoever they are."""
-        loop = asyncio.get_running_loop()
-        filling = self._study.study.rounds.filling(self._context.min_cohort)
-        told = False
-        while (machine.waiting or machine.missing) and loop.time() < deadline:
-            soon = filling.closes_in(there=machine.answered, lacking=machine.lacking, now=loop.time())
-            if soon <= 0:
-                return
-            if not told and (missing := machine.lacking - len(machine.waiting)) > 0:
-                told = True
-                self._tell_missing(machine, missing)
-            await self._next_change(min(_LONGEST_WAIT, soon, max(0.01, deadline - loop.time())))
-            await self._welcome(machine)
-            self._presence.let_go_of_absent(machine, now=loop.time())
+        def decided() -> bool:
+            return self.plan.kind is RoundKind.DECLARE and self._study.division.is_decided(machine.answered)
 
-    async def _wait_for_holders(self, machine: RoundMachine) -> None:
-        """After the deadline, keep waiting (up to `rounds.patience`) while too few who can open it have answered."""
-        loop = asyncio.get_running_loop()
-        patience = loop.time() + self._study.study.rounds.patience
-        told = False
-        while machine.missing and loop.time() < patience:
-            if not told:
-                told = True
-                self._tell_missing(machine, machine.missing)
-            await self._welcome(machine)
-            await self._next_change(_LONGEST_WAIT)
+        await self._waiting.for_answers(machine, deadline=deadline, decided=decided, began=self._began)
 
-    async def _welcome(self, machine: RoundMachine) -> None:
-        """Whoever was away and is back is asked again."""
-        for node in self._presence.back(machine):
-            await self._announce(node)
-
-    def _tell_missing(self, machine: RoundMachine, missing: int) -> None:
-        log.warning("phase %r waits until so many more sites are there: %d", machine.phase, missing)
-        self._services.listener(WaitingForHolders(study_id=self._study.id, phase=machine.phase, missing=missing))
+    def _tell_missing(self, missing: int) -> None:
+        phase = self._require_machine().phase
+        log.warning("phase %r waits until so many more sites are there: %d", phase, missing)
+        self._services.listener(WaitingForHolders(study_id=self._study.id, phase=phase, missing=missing))
 
     async def _next_change(self, seconds: float) -> None:
         await self._pulse.next(seconds)
