@@ -305,6 +305,8 @@ class Federation:
         path = self.workspace.node_file(name)
         settings = tomllib.loads(path.read_text())
         settings["policy"].update(policy)
+        for dataset in policy.get("datasets", ()):  # The file has to have them.
+            settings["datasets"].setdefault(dataset, {"path": f"{dataset}.csv"})
         path.write_bytes(tomli_w.dumps(settings).encode())
 
 
