@@ -12,6 +12,7 @@ anybody hears of it, so a killed coordinator continues where it was:
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -47,6 +48,8 @@ from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
+# Alembic keeps what it migrates in a module: of two simulations in one process it would take one's for the other's.
+_MIGRATING = threading.Lock()
 
 log = logging.getLogger(__name__)
 
@@ -374,7 +377,8 @@ class Store:
                 if have is not None and have not in known:
                     raise SchemaError(f"the store has schema {have}, which this version does not know")
             try:
-                command.upgrade(config, "head")
+                with _MIGRATING:
+                    command.upgrade(config, "head")
             except CommandError as error:
                 raise SchemaError(f"the store cannot be upgraded ({error})") from error
 

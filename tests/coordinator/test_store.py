@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,3 +71,11 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     with pytest.raises(StorageError):
         Store.in_folder(tmp_path / "file" / "state")
+
+
+def test_stores_may_be_made_at_the_same_time(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda number: Store.in_folder(tmp_path / str(number)), range(24)))
+    for store in made:
+        assert store.studies() == ()
+        store.close()
