@@ -110,6 +110,7 @@ class AttemptRunner:
         self._answers = {(answer.phase, answer.node): answer for answer in answers}
         for answer in answers:
             self._count(answer.node, up=answer.bytes)
+        self._waiting.resume(machine)
         self._machine, self._left = machine, machine.left
 
     def _make_machine(self) -> RoundMachine:
@@ -142,7 +143,8 @@ class AttemptRunner:
     async def _close_phase(self, machine: RoundMachine) -> None:
         begun = asyncio.get_running_loop().time()
         await self._wait_for_answers(machine, begun + self._seconds())
-        await self._waiting.for_holders(machine, patience=self._study.study.rounds.patience)
+        if not self._at_own_pace:  # There the deadline has all patience in it.
+            await self._waiting.for_holders(machine, patience=self._study.study.rounds.patience)
         seconds = asyncio.get_running_loop().time() - begun
         self._services.listener(PhaseClosed(study_id=self._study.id, phase=machine.phase, seconds=seconds))
         async with self._lock:
@@ -210,7 +212,7 @@ class AttemptRunner:
     async def _wait_for_answers(self, machine: RoundMachine, deadline: float) -> None:
         if self._at_own_pace:
             filling = self._study.study.rounds.filling(self._context.min_cohort)
-            await self._waiting.for_enough(machine, filling, deadline=deadline)
+            await self._waiting.for_enough(machine, filling, least=self._context.min_cohort, deadline=deadline)
             return
 
         def decided() -> bool:

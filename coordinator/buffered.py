@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ from secure_fl.threads import in_thread
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN = 0.25
+_LONGEST_REST = 3600.0  # of a circle whose turns keep failing
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class BufferedRounds:
         self._buffer = _Buffer()
         self._asked: dict[Turn, tuple[str, ...]] = {}  # what a turn asks for, in every attempt
         self._attempts: dict[Turn, AttemptRunner] = {}  # under way
+        self._failures: Counter[int] = Counter()  # by circle: turns in a row that its sites failed in
         self._pulse = Pulse()
         self._failed = 0  # flushes in a row that made no model
         self._last_opened = 0.0
@@ -125,6 +128,8 @@ class BufferedRounds:
         while not self._turns.is_over:
             turn = self._turns.under_way(circle)
             if turn is None:
+                # What keeps failing may be mended in an hour: a circle does not use its turns up in a minute.
+                await asyncio.sleep(pause_after_turns(self._failures[circle]))
                 # Not before: its turn would be as old as it has to wait for its sites.
                 await self._services.gathering.members(self._circles[circle])
                 turn = self._turns.begin(circle)
@@ -159,6 +164,8 @@ class BufferedRounds:
             tried += 1
             self._begun(turn, attempt)
             self._attempts[turn] = attempt
+            if self._turns.is_stale(turn):  # It has become so since.
+                attempt.give_up(_too_old(turn))
             loop = asyncio.get_running_loop()
             try:
                 opened = await attempt.collect()
@@ -172,9 +179,10 @@ class BufferedRounds:
                 services.gathering.vanished(attempt.vanished)
                 failed += not attempt.vanished
                 # A site that was there and could not take part may be able to in the next turn, from a newer model.
-                last = failed >= self._limits.attempts
+                last = failed >= self._limits.attempts and self._turns.version > turn.base
                 await self._void(attempt, error, last=last)
                 if last:
+                    self._failures[turn.circle] += 1
                     self._given_up(turn, tried, error.code)
                     return
                 attempt = None
@@ -182,6 +190,7 @@ class BufferedRounds:
             finally:
                 self._attempts.pop(turn, None)
         self._last_opened = loop.time()
+        self._failures.pop(turn.circle, None)
         waiting = _Waiting(opened, attempt, tried, loop.time() - attempt.began)
         if self._turns.opened(turn, now=loop.time()):
             self._buffer.waiting[turn] = waiting
@@ -277,6 +286,11 @@ class BufferedRounds:
                     advice="see the log for why; sites that cannot take part say so in their own logs",
                 )
             await self._pulse.next(_LOOK_AGAIN)
+        if not self._turns.version:
+            raise StudyAbortedError(
+                "every circle has taken all its turns, and no version came of them",
+                advice="see the log for why; a new study needs sites that can take part",
+            )
 
     async def _flush(self, due: tuple[Turn, ...]) -> None:
         """One version of these turns, in one transaction."""
@@ -333,6 +347,11 @@ class BufferedRounds:
             began=one.attempt.plan.started,
             asked=one.attempt.plan.asked,
         )
+
+
+def pause_after_turns(failed: int) -> float:
+    """Seconds before a circle's next turn, after so many in a row in which its sites failed."""
+    return min(_LONGEST_REST, 30.0 * 2.0 ** min(failed - 2, 10)) if failed > 1 else 0.0
 
 
 def _too_old(turn: Turn) -> StaleTurnError:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from coordinator import first_models
-from coordinator.bulk_files import BulkFiles
 from coordinator.config import CoordinatorFile
 from coordinator.store import Store
 from secure_fl.addresses import split_address
@@ -83,9 +82,7 @@ def _listed(file: CoordinatorFile, listed: str) -> str:
         return f"{study.study.name} is in the store"
     first_models.require_allowed(study, file.coordinator.tasks)
     study.check()
-    files = BulkFiles(file.state_folder / "studies" / study.id)
-    first = first_models.load(files) or _first_model(study)
-    first_models.require_fit(study, first, model_bytes=file.limits.model_bytes)
+    first_models.require_fit(study, _first_model(study), model_bytes=file.limits.model_bytes)
     return f"{study.study.name} {study.id} can run here, with {len(study.study.roster)} sites"
 
 

@@ -114,6 +114,7 @@ class Gathering:
         while True:
             ready = self._ready() & roster
             if len(ready) >= minimum and also_absent:
+                self._missing = roster - ready
                 return tuple(sorted(roster))
             if len(ready) >= minimum and (ready >= roster - self._missing or loop.time() >= patience):
                 break

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
-from coordinator.machine import RoundMachine
+from coordinator.machine import STILL_TRAINING, RoundMachine
 from secure_fl.errors import NotConnectedError
 from secure_fl.study.filling import Filling
 
@@ -50,6 +50,10 @@ class Waiting:
         for node in machine.waiting - self._met:
             machine.leave(node, NotConnectedError.code)
 
+    def resume(self, machine: RoundMachine) -> None:
+        """After a restart of the coordinator: who was there is known of those who were still training."""
+        self._met |= {node for node, reason in machine.left.items() if reason == STILL_TRAINING} | self._ready()
+
     async def for_answers(
         self, machine: RoundMachine, *, deadline: float, decided: Callable[[], bool], began: float
     ) -> None:
@@ -61,10 +65,19 @@ class Waiting:
             await self._change(min(_LONGEST, max(0.01, deadline - loop.time())))
             self._let_go_of_absent(machine)
 
-    async def for_enough(self, machine: RoundMachine, filling: Filling, *, deadline: float) -> None:
-        """Where sites join at their own pace: until enough have, whoever they are."""
+    async def for_enough(self, machine: RoundMachine, filling: Filling, *, least: int, deadline: float) -> None:
+        """Where sites join at their own pace: until enough have, whoever they are.
+
+        Whoever is away may come as long as fewer than `least` are there. If so many are, and have said all they have to
+        say, and do not fit together, another attempt may do better.
+        """
         loop, told = asyncio.get_running_loop(), False
-        while (machine.waiting or machine.missing) and loop.time() < deadline:
+        while loop.time() < deadline:
+            while await self._welcome(machine):  # Somebody may come while another one is asked.
+                pass
+            self._let_go_of_absent(machine)
+            if not machine.waiting and not (machine.missing and len(self._ready() & machine.asked.keys()) < least):
+                return
             soon = filling.closes_in(there=machine.answered, lacking=machine.lacking, now=loop.time())
             if soon <= 0:
                 return
@@ -73,8 +86,6 @@ class Waiting:
                 told = True
                 self._tell(missing)
             await self._change(min(_LONGEST, soon, max(0.01, deadline - loop.time())))
-            await self._welcome(machine)
-            self._let_go_of_absent(machine)
 
     async def for_holders(self, machine: RoundMachine, *, patience: float) -> None:
         """After a deadline, while too few who can open it have answered."""
@@ -87,11 +98,14 @@ class Waiting:
             await self._welcome(machine)
             await self._change(_LONGEST)
 
-    async def _welcome(self, machine: RoundMachine) -> None:
-        for node in sorted(self._ready()):
-            if machine.readmit(node):
-                self._away_since.pop(node, None)
-                await self._ask(node)
+    async def _welcome(self, machine: RoundMachine) -> bool:
+        """Ask whoever is back again; whether anybody was."""
+        back = [node for node in sorted(self._ready()) if machine.readmit(node)]
+        for node in back:
+            self._met.add(node)
+            self._away_since.pop(node, None)
+            await self._ask(node)
+        return bool(back)
 
     def _let_go_of_absent(self, machine: RoundMachine) -> None:
         now, ready = asyncio.get_running_loop().time(), self._ready()

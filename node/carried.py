@@ -108,17 +108,18 @@ class CarriedWork:
         if kept is None:
             return None
         age = number - kept.trained
-        if age > self._limits.staleness:
+        if kept.trained <= self._left() or self._is_last(age, attempt):
+            log.info("work of %d flushes ago is not used: this site trains from the newest model", age)
+        elif age <= self._limits.staleness:
+            return kept
+        else:
             log.warning(
-                "training took %d versions, and work enters a sum until it is %d versions old (rounds.staleness): this "
-                "site trains anew. If that goes on, the study needs a larger rounds.staleness or rounds.buffer",
+                "what this site trained is %d versions old, and enters a sum until it is %d versions old "
+                "(rounds.staleness): it trains anew. If a site that is always there says this again and again, the "
+                "study needs a larger rounds.staleness or rounds.buffer",
                 age,
                 self._limits.staleness,
             )
-        elif kept.trained > self._left() and not self._is_last(age, attempt):
-            return kept
-        else:
-            log.info("work of %d flushes ago is not used: this site trains from the newest model", age)
         self._path.unlink(missing_ok=True)
         return None
 

@@ -32,7 +32,7 @@ Values: TypeAlias = npt.NDArray[Any]
 _TEXT = np.dtype("<U8")  # Not the file's own: how long its longest text is would be told by it.
 _COMMAS = "columns are separated by commas, and decimals have a point: save the file so"
 _OTHER_SEPARATOR = re.compile(r"[;\t|]")
-_OTHER_SEPARATOR_OR_SPACE = re.compile(r"[;|\s]")
+_ANYTHING_BETWEEN = re.compile(r"[^\w.,+-]+")  # names and numbers
 _FEWER = 4  # How much shorter arrays are mocked that have fewer rows than the longest ones.
 
 
@@ -242,7 +242,7 @@ def _may_be_value(cell: str, line: Sequence[str]) -> bool:
     A file whose columns are separated otherwise than by commas has its whole first record in one cell, or in a few
     where decimals have a comma. Among others, a name may have a number after a space.
     """
-    parts = (_OTHER_SEPARATOR if len(line) > 1 else _OTHER_SEPARATOR_OR_SPACE).split(cell)
+    parts = (_OTHER_SEPARATOR if len(line) > 1 else _ANYTHING_BETWEEN).split(cell)
     return not cell or any(_number(part.strip(' "')) is not None for part in parts)
 
 

@@ -236,6 +236,7 @@ class Node:
         else:
             # Offered again after a broken link: a round under way goes on.
             self._studies.setdefault(study_id, joined)
+            self._said_of.pop(study_id, None)  # A refusal that comes back is news again.
             # Unless something has to be repaired here first: it has been said, and perhaps lost with the link.
             waits = self._repairs.under_way(study_id)
             answer = pb.StudyAnswer(accepted=not waits, refusal=waits)

@@ -72,7 +72,7 @@ class _FileLines(logging.StreamHandler[TextIO]):
 
     def _mine(self, _: logging.LogRecord) -> bool:
         owner = _owner.get()
-        return owner is self or owner not in _open
+        return owner is self or owner is None
 
     def emit(self, record: logging.LogRecord) -> None:
         if self in _open:  # Another thread may have been about to write when the run ended.

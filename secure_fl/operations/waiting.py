@@ -42,7 +42,7 @@ _REFUSES = {
     NotReadyError.code: "its data, its disk or its software are not ready (the site's log says why); it tries again by "
     "itself",
     RefusedError.code: "its policy does not allow the study (the site's log says which rule)",
-    TaskUnavailableError.code: "the task is not installed there any more (docs/tasks.md)",
+    TaskUnavailableError.code: "the task is not installed there, or no longer allowed (docs/tasks.md)",
     StorageError.code: "its disk cannot be used",
 }
 _SAT_OUT = {

@@ -4,7 +4,7 @@ Each circle takes one turn after the other: it trains from the newest version, a
 member has uploaded. Opened turns rest in a buffer until a flush makes the next version of them:
 
     free ─begin─► under way ─opened─► in the buffer ─flushed─► free
-                     └──────dropped (too stale)──────► free
+                     └──given up (too stale, or it keeps failing)──► free
 
 A flush is due when enough turns are in the buffer, when the oldest has waited long enough, or when nobody is left who
 could bring another. A circle has one turn at a time, so nobody is asked to train twice at once, and a slow circle never
@@ -102,7 +102,7 @@ class Turns:
         return True
 
     def given_up(self, turn: Turn) -> None:
-        """A turn came to nothing for good: it is too stale, or its circle is retired."""
+        """A turn came to nothing for good: it is too stale, keeps failing, or its circle is retired."""
         self._end(turn)
 
     def is_stale(self, turn: Turn) -> bool:

@@ -112,6 +112,14 @@ def test_a_record_with_other_separators_is_not_taken_for_column_names(
         read_csv_schema(path, header=True)
 
 
+@pytest.mark.parametrize("record", ["Smith:64:1.3", "Smith^64^m", "Smith~64", "Smith 64"])
+def test_a_record_in_one_cell_is_not_a_column_name(tmp_path: Path, record: str) -> None:
+    path = tmp_path / "records.csv"
+    path.write_text((record + "\n") * 3)
+    with pytest.raises(DataError, match="it is a record, and no header"):
+        read_csv_schema(path, header=True)
+
+
 @pytest.mark.parametrize(
     ("text", "header"),
     [
