@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import coordinator.attempt
 import coordinator.attempts
+import coordinator.shared_model
 import node.service
 from coordinator.buffered import pause_after_turns
 from node.config import NodeFile
@@ -355,10 +357,7 @@ def test_a_circle_that_is_gone_for_good_does_not_cost_the_study(tmp_path: Path) 
     assert {circle.members: circle.turns for circle in circle_turns(record)} == {FIRST: 0, SECOND: 3}
 
 
-@pytest.mark.parametrize("buffer", [1, 2], ids=["under way", "opened"])
-def test_what_was_too_stale_is_in_the_record_with_its_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
-) -> None:
+def test_what_was_too_stale_is_in_the_record_with_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, str, int]] = []  # turn, site, bytes
     count = coordinator.attempt.AttemptRunner._count
 
@@ -367,20 +366,37 @@ def test_what_was_too_stale_is_in_the_record_with_its_bytes(
         if self.plan.kind is RoundKind.TRAIN:
             sent.append((self.plan.number, node, up))
 
+    merge, abort = coordinator.shared_model.SharedModel.merge, FaultyStore.abort_attempt
+
+    def slowly(self: Any, turns: Any) -> Any:
+        time.sleep(0.2)  # Turns come to nothing while a version is made.
+        return merge(self, turns)
+
+    def aborted_meanwhile(self: Any, *arguments: Any, **named: Any) -> None:
+        time.sleep(0.15)
+        abort(self, *arguments, **named)
+
     monkeypatch.setattr(coordinator.attempt.AttemptRunner, "_count", counted_too)
+    monkeypatch.setattr(coordinator.shared_model.SharedModel, "merge", slowly)
+    monkeypatch.setattr(FaultyStore, "abort_attempt", aborted_meanwhile)
 
     async def scenario(fed: Federation) -> StudyRecord | None:
         for name in fed.names:
             fed.start_node(name, executor=SlowTraining(0.8 if name in FIRST else 0.02))
         return await fed.coordinate()
 
-    rounds = {"flushes": 16, "staleness": 1, "buffer": buffer, "flush_after": 0.1}
-    record, fed = play(tmp_path, scenario, rounds=rounds, turns=15)
+    rounds = {"flushes": 20, "staleness": 1, "flush_after": 0.1}
+    record, fed = play(tmp_path, scenario, rounds=rounds, turns=19)
     slow = next(circle for circle in circle_turns(record) if circle.members == FIRST)
     dropped = [turn for entry in trained(record) for turn in entry.circles if not turn.opened]
     assert dropped
     assert slow.dropped == len(dropped)
     assert {(turn.members, turn.reason) for turn in dropped} == {(FIRST, "StaleTurn")}
+    happened = [(kind, facts.get("round")) for kind, facts in fed.events if kind in ("round-void", "round-committed")]
+    versions_made = [place for place, (kind, _) in enumerate(happened) if kind == "round-committed"]
+    void = {number for kind, number in happened[: versions_made[-4]] if kind == "round-void"}
+    assert void
+    assert void <= {turn.turn for turn in dropped}  # whenever it came to nothing, one of the next versions tells of it
     # Bytes of what was dropped count where the circle is heard next.
     heard = [turn.turn or 0 for entry in trained(record) for turn in entry.circles if turn.opened]
     last = max(t.turn or 0 for entry in trained(record) for t in entry.circles if t.opened and t.members == FIRST)
