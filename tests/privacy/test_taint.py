@@ -257,7 +257,7 @@ def test_every_strategy_says_what_it_charges_and_why(name: str) -> None:
     charged = strategy.charged_epochs()
     assert charged is not None
     assert all(
-        noted.split(":")[0] in {"Under noise", "Without noise", "Off", "Cost"} for noted in strategy.private_notes
+        noted.startswith(("Noise is added to ", "Without noise:", "Off:", "Cost:")) for noted in strategy.private_notes
     )
     assert strategy.private_notes
     assert (charged == 0) == (name == "local")
