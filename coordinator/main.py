@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from secure_fl.operations.allocator import give_memory_back
 from secure_fl.operations.loop_lag import LoopLag
 from secure_fl.operations.monitoring import monitored
 from secure_fl.operations.process_name import name_process
+from secure_fl.operations.stop_signals import stopped_by_signals
 from secure_fl.study.settings import Study
 
 _DRAIN_SECONDS = 10.0
@@ -90,14 +90,12 @@ async def _serve_studies(
     listener(Listening(port=port))
     work = asyncio.create_task(coordinator.run())
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    if until_done:
-        work.add_done_callback(lambda _task: stop.set())
-    await stop.wait()
-    if work.done():
-        await coordinator.hub.drain(_DRAIN_SECONDS)
-    work.cancel()
-    await coordinator.close()
-    await server.stop(grace=2)
+    with stopped_by_signals(stop.set):
+        if until_done:
+            work.add_done_callback(lambda _task: stop.set())
+        await stop.wait()
+        if work.done():
+            await coordinator.hub.drain(_DRAIN_SECONDS)
+        work.cancel()
+        await coordinator.close()
+        await server.stop(grace=2)

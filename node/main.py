@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from secure_fl.operations.allocator import give_memory_back
 from secure_fl.operations.loop_lag import LoopLag
 from secure_fl.operations.monitoring import monitored
 from secure_fl.operations.process_name import name_process
+from secure_fl.operations.stop_signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from secure_fl.simulation.forks import Forks
@@ -69,9 +69,6 @@ async def _serve_alone(file: NodeFile, *, until_done: bool, forks: Forks | None)
     node = Node(file, GrpcConnector(file), training, until_done=until_done, listener=each(metrics, RoundLog()))
     lag = LoopLag()
     metrics.watch(lambda: node.connected, lag, node.budgets)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, node.stop)
-    with monitored(file.monitoring.address, registry, lambda: node.connected):
+    with stopped_by_signals(node.stop), monitored(file.monitoring.address, registry, lambda: node.connected):
         async with lag.watched():
             await node.run()
