@@ -52,7 +52,8 @@ class Waiting:
 
     def resume(self, machine: RoundMachine) -> None:
         """After a restart of the coordinator: who was there is known of those who were still training."""
-        self._met |= {node for node, reason in machine.left.items() if reason == STILL_TRAINING} | self._ready()
+        self._met |= {node for node, reason in machine.left.items() if reason == STILL_TRAINING}
+        self._met |= self._ready() & machine.asked.keys()
 
     async def for_answers(
         self, machine: RoundMachine, *, deadline: float, decided: Callable[[], bool], began: float

@@ -396,6 +396,7 @@ def test_a_study_that_serve_would_refuse_is_found_at_the_coordinator(
     code, found = doctor(file)
     assert (code, found["study other.toml"]["state"]) == ((1, "failed") if says else (0, "ok")), found
     assert says in found["study other.toml"]["message"]
+    assert not list(tmp_path.glob("**/studies")), "whoever only looks makes no folders"
     if says:
         done = start("coordinator", file)
         assert (done.returncode, says in done.stderr) == (3, True), done.stderr
