@@ -222,7 +222,7 @@ class AttemptRunner:
 
     def _tell_missing(self, missing: int) -> None:
         phase = self._require_machine().phase
-        log.warning("phase %r waits until so many more sites are there: %d", phase, missing)
+        log.warning("phase %r waits for more sites: %d needed", phase, missing)
         self._services.listener(WaitingForHolders(study_id=self._study.id, phase=phase, missing=missing))
 
     async def _next_change(self, seconds: float) -> None:
