@@ -65,15 +65,15 @@ class Buffered:
         self.study = self.fed.workspace.study
         assert self.study.circles() == (FIRST, SECOND)
 
-    def start(self) -> None:
-        """The coordinator and every node."""
+    def start(self, names: tuple[str, ...]) -> None:
+        """The coordinator and these nodes."""
         self.fed.start_coordinator(**self._coordinator)
-        for name in self.fed.names:
-            self.return_node(name)
+        self.start_nodes(names)
 
-    def return_node(self, name: str) -> None:
-        """Start a node, or start it again."""
-        self.fed.start_node(name, **self._node)
+    def start_nodes(self, names: tuple[str, ...]) -> None:
+        """Start nodes, or start them again."""
+        for name in names:
+            self.fed.start_node(name, **self._node)
 
     def next_version(self) -> CircleRound:
         """Wait for one; returns the turn that it is made of, or the last one of several."""
@@ -96,19 +96,19 @@ class Buffered:
 def play(run: Buffered, points: tuple[str, ...], *, versions_alone: int) -> StudyRecord:
     """Two sites leave in the middle of a turn and return; then the coordinator dies at one step after the other."""
     with run.fed:
-        run.start()
-        run.fed.wait_event("answered", seconds=150, node=LEAVING[0])  # torch is imported eight times
+        run.start(FIRST)
+        run.fed.wait_event("answered", seconds=150, node=LEAVING[0])
         for name in LEAVING:
             run.fed.kill(name)
+        run.start_nodes(SECOND)  # not before: on a busy machine it might have no turns left when the others are gone
         wait_for_the_other_circle(run, versions_alone)
-        for name in LEAVING:
-            run.return_node(name)
+        run.start_nodes(LEAVING)
         while run.next_version().members != FIRST:
             pass
         for point in points:
             run.die_at(point)
         record = run.finish()
-        check(run, record)
+        check(run, record, restarts=len(points) + 1)
         return record
 
 
@@ -129,7 +129,7 @@ def wait_for_the_other_circle(run: Buffered, versions: int) -> None:
     assert all(turn.staleness == 0 for turn in alone[1:])
 
 
-def check(run: Buffered, record: StudyRecord) -> None:
+def check(run: Buffered, record: StudyRecord, *, restarts: int) -> None:
     """No turn is lost or merged twice, nobody waited for the other circle, and every version is what it should be."""
     assert record.outcome == "finished"
     merged = [(entry.number, circle) for entry in trained(record) for circle in entry.circles if circle.opened]
@@ -139,7 +139,7 @@ def check(run: Buffered, record: StudyRecord) -> None:
     assert not [path for path in (run.fed.workspace.study_state / "spool").rglob("*") if path.is_file()]
     went_on = [version == following.base for version, following in in_one_life(run, merged)]
     assert all(went_on), "the faster circle did not go on at once"
-    assert len(went_on) >= 3
+    assert len(went_on) >= turns - 1 - restarts >= 3  # a restart comes between two turns of the circle, or none
     for turn in (turn for _, turn in merged):
         check_sum(run, turn)
     check_versions(run, record)
@@ -221,7 +221,7 @@ def trained(record: StudyRecord) -> list[RoundRecord]:
 def test_no_turn_is_lost_or_used_twice_and_the_other_circle_never_waits(tmp_path: Path) -> None:
     settings = {"protection": {"kind": "masked", "recovery": False}}
     points = ("before:commit_round/1", "after:commit_round/1")
-    play(Buffered(tmp_path, settings, turns=5), points, versions_alone=2)
+    play(Buffered(tmp_path, settings, turns=7), points, versions_alone=2)
 
 
 @pytest.mark.slow
