@@ -33,10 +33,31 @@ def participation(
     ongoing: OngoingTraining,
 ) -> Participation:
     """A node in an announced attempt. Raises `SecureFLError` for an announcement that makes no sense."""
-    if resolved.study.rounds.by_sites and round_kind(announcement.kind) is RoundKind.TRAIN:
-        return SiteParticipation(services, resolved, store, announcement, ongoing)
-    ongoing.cancel()  # The finished model is measured: no flush is left that would take what is trained.
-    return Participation(services, resolved, store, announcement)
+    if not resolved.study.rounds.by_sites:
+        return Participation(services, resolved, store, announcement)
+    kind = SiteParticipation if round_kind(announcement.kind) is RoundKind.TRAIN else ClosingParticipation
+    return kind(services, resolved, store, announcement, ongoing)
+
+
+class ClosingParticipation(Participation):
+    """Takes part in one attempt at measuring the finished model, after the last flush."""
+
+    def __init__(
+        self,
+        services: SiteServices,
+        resolved: ResolvedStudy,
+        store: StudyStore,
+        announcement: pb.PhaseAnnouncement,
+        ongoing: OngoingTraining,
+    ) -> None:
+        super().__init__(services, resolved, store, announcement)
+        self._ongoing = ongoing
+
+    async def _contribute(self) -> None:
+        """Nobody takes any more what is being trained. Known only now: an announcement may be a lie until checked."""
+        self._ongoing.cancel()
+        await self._ongoing.ended()
+        await super()._contribute()
 
 
 class SiteParticipation(Participation):

@@ -26,6 +26,7 @@ from secure_fl.errors import RefusedError
 from secure_fl.files import write_atomically
 from secure_fl.privacy.accountant import SiteAccountant
 from secure_fl.privacy.ledger import read_ledger
+from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from tests.attacks.test_attacks import INITIAL, EvilCoordinator, _Fixed
 from tests.support.federation import Federation
@@ -44,11 +45,11 @@ class Slow(FakeTraining):
         return await super().run(job)
 
 
-def play(folder: Path, scenario: Scenario, training: FakeTraining | None = None) -> None:
+def play(folder: Path, scenario: Scenario, training: FakeTraining | None = None, **settings: Any) -> None:
     """One real node against a coordinator that the test plays."""
 
     async def run() -> None:
-        rounds = {"attempts": 9, "deadline": 20, "phase_deadline": 20}
+        rounds = {"attempts": 9, "deadline": 20, "phase_deadline": 20, **settings}
         fed = Federation(folder / "run", {"study": {"rounds": 2, "initial": INITIAL}, "rounds": rounds})
         evil = EvilCoordinator(fed)
         file = NodeFile.read(fed.workspace.node_file("site-01"))
@@ -288,3 +289,31 @@ def test_an_attempt_that_was_refused_hides_no_other(tmp_path: Path, monkeypatch:
         assert await until(lambda: evil.uploads)
 
     play(tmp_path, scenario)
+
+
+def test_only_an_evaluation_of_the_finished_model_ends_a_training_that_outlives_its_attempt(tmp_path: Path) -> None:
+    class Unending(FakeTraining):
+        began = ended = False
+
+        async def run(self, job: Job) -> Result:
+            if job.kind is not RoundKind.TRAIN:
+                return await super().run(job)
+            self.began = True
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended = True
+            raise AssertionError
+
+    training = Unending()
+
+    async def scenario(_fed: Federation, evil: EvilCoordinator, _node: Node) -> None:
+        evil.announce()
+        assert await until(lambda: training.began)
+        evil.announce(attempt=2, kind=pb.ROUND_KIND_EVALUATE)  # of the first round
+        assert await evil.answer() == RefusedError.code
+        assert not training.ended
+        evil.announce(number=3, version=2, kind=pb.ROUND_KIND_EVALUATE)
+        assert await until(lambda: training.ended)
+
+    play(tmp_path, scenario, training, mode="buffered", unit="site", merge="delta")
