@@ -287,7 +287,8 @@ class AttemptRunner:
     def sit_out(self, node: str, reason: str) -> None:
         """A node will not take part in this attempt, and says why."""
         machine = self._machine
-        if machine is not None and node in machine.waiting:
+        # Of an attempt that is over that is no news: whoever was sending was told so, and this is its answer.
+        if self._over is None and machine is not None and node in machine.waiting:
             machine.leave(node, reason)
             self._services.listener(SatOut(study_id=self._study.id, round=self.plan.number, node=node, reason=reason))
             self._pulse.beat()

@@ -20,7 +20,7 @@ from coordinator.buffered import pause_after_turns
 from node.config import NodeFile
 from node.privacy import plan_here
 from node.training.jobs import Job, Result
-from secure_fl.errors import RefusedError
+from secure_fl.errors import RefusedError, SecureFLError
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.results.turns import circle_turns
 from secure_fl.rounds import RoundKind
@@ -63,6 +63,26 @@ def run(
     record, fed = asyncio.run(scenario())
     assert record is not None
     return record, fed
+
+
+def test_whoever_was_still_training_at_the_last_flush_is_not_said_to_sit_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its upload is too late, and it says so. That is no news: the study has no use for it."""
+    close, late = coordinator.attempt.AttemptRunner.close, []
+
+    async def closed(self: coordinator.attempt.AttemptRunner, error: SecureFLError) -> None:
+        await close(self, error)
+        for name in self.plan.invited:
+            late.append(name)
+            self.sit_out(name, error.code)
+
+    monkeypatch.setattr(coordinator.attempt.AttemptRunner, "close", closed)
+    executors = {name: SlowTraining(0.0 if name in FIRST else 1.0) for name in EVERYBODY}
+    record, fed = run(tmp_path, executors, rounds={**ROUNDS, "flushes": 2})
+    assert record.outcome == "finished"
+    assert set(SECOND) <= set(late)
+    assert "sat-out" not in [kind for kind, _ in fed.events]
 
 
 class Measuring(FakeTraining):
