@@ -27,6 +27,7 @@ from secure_fl.privacy.events import NonPrivate
 from secure_fl.privacy.ledger import SENT
 from secure_fl.privacy.spending import Plan, cost, plans
 from secure_fl.privacy.spending import spent as spent_on
+from secure_fl.study.private import require_private
 from secure_fl.study.settings import Study
 from secure_fl.tasks.files import file_sha256
 from secure_fl.tasks.package_digest import package_sha256
@@ -71,6 +72,7 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
     costs = [cost_here(file, store, study) if study is not None else () for _, study in chosen]
     for _, study in chosen:
         if study is not None:
+            _require_fit(study)
             require_own_start(study)
     for (study_id, study), price in zip(chosen, costs, strict=True):
         given, code = approval_of(study)
@@ -87,6 +89,12 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
             if study is None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
                 sys.stdout.write("  → its code was not looked at: approve it once more then\n")
+
+
+def _require_fit(study: Study) -> None:
+    """Raise `SettingsError` for what `study check` refuses: its author, or a coordinator, need not have looked."""
+    study.check_parts()
+    require_private(study.privacy, study.make_strategy(), tasks.create(study.task.name, study.task.settings))
 
 
 def _doubts(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]:

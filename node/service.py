@@ -249,11 +249,11 @@ class Node:
         self._policy.check_study(study_id, study, self._store.approvals())
         if (joined := self._studies.get(study_id)) is not None:
             return joined
+        resolved = ResolvedStudy.of(study)
         store = self._store.study(study_id)
         write_atomically(store.settings, settings)
         with contextlib.suppress(OSError):  # It is a study now; that it is listed as an offer, too, does no harm.
             self._store.forget_offer(study_id)
-        resolved = ResolvedStudy.of(study)
         store.load_declared(resolved.division)
         return _JoinedStudy(resolved, store)
 

@@ -32,6 +32,7 @@ from secure_fl.results import traces
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.base import SHIPPED_TENSOR, Strategy
 from secure_fl.strategies.site import Site
+from secure_fl.study.private import require_private
 from secure_fl.study.settings import Study
 from secure_fl.tasks.base import LocalData, Share, Source, Split, Task
 from secure_fl.tasks.code_digest import task_code
@@ -128,6 +129,7 @@ class Trainer:
         _require_layout(loaded, layout_from_json(job.layout))
         if key not in self._rehearsed:
             require_own_start(loaded.study)
+            require_private(loaded.study.privacy, loaded.strategy, loaded.task)
             privacy = None if job.privacy is None else Mechanism(**job.privacy)
             try:
                 log.info("%s", _rehearsed(loaded, seed=job.seed, device=job.device, privacy=privacy))

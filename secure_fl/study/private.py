@@ -30,8 +30,11 @@ class PrivacySection(Settings):
     rationale: str = Field("", max_length=4000)  # why this much: for whoever reads a site's audit
 
 
-def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> None:
-    """Raise `SettingsError` or `NotPrivateError` unless noise can bound what leaves. Nothing to say without privacy."""
+def require_charged(privacy: PrivacySection, strategy: Strategy) -> None:
+    """Raise `SettingsError` unless the study says what it costs and its strategy what shapes an update.
+
+    Nothing to say without privacy. This much is known without code of the task: a node asks it of every offer.
+    """
     if privacy.mode == "none":
         if privacy.epsilon is not None or privacy.delta is not None:
             raise SettingsError(
@@ -49,17 +52,24 @@ def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> 
             advice="for example epsilon = 3.0 and delta = 1e-5; delta is far below 1 / (number of records of a site)",
         )
     _require_range(privacy.delta, strategy.settings.batch_size)
-    if privacy.unit == "group" and not task.may_have_groups:
-        raise SettingsError(
-            f'privacy.unit = "group": rows of task {type(task).__name__} never belong to a group, such as a patient',
-            advice='use unit = "record", or a task that says whose each row is, as visits does',
-        )
     if strategy.charged_epochs() is None:
         _name_setting(strategy)
         able = [name for name in strategies.known() if _charges(name)]
         raise SettingsError(
             f"strategy {strategy.name!r} does not say what shapes its update, so that no noise can bound it",
             advice=f"strategies that do: {', '.join(able)}",
+        )
+
+
+def require_private(privacy: PrivacySection, strategy: Strategy, task: Task) -> None:
+    """Raise `SettingsError` or `NotPrivateError` unless noise can bound what leaves. Nothing to say without privacy."""
+    require_charged(privacy, strategy)
+    if privacy.mode == "none":
+        return
+    if privacy.unit == "group" and not task.may_have_groups:
+        raise SettingsError(
+            f'privacy.unit = "group": rows of task {type(task).__name__} never belong to a group, such as a patient',
+            advice='use unit = "record", or a task that says whose each row is, as visits does',
         )
     from secure_fl.privacy.readiness import require_layers, require_preprocessing
     from secure_fl.tasks.model_blocks import seeded

@@ -12,7 +12,7 @@ from secure_fl.protect.contract import Protection
 from secure_fl.protect.declarations import Declaring
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.base import Strategy
-from secure_fl.study.circles import Circle, require_recovery
+from secure_fl.study.circles import Circle
 from secure_fl.study.division import Division
 from secure_fl.study.settings import Study
 
@@ -34,14 +34,17 @@ class ResolvedStudy:
 
     @classmethod
     def of(cls, study: Study) -> Self:
-        """Raises `SettingsError` where a name or a setting is unknown here, or sums could not be opened by circle."""
-        strategy = study.make_strategy()
-        require_recovery(strategy.name, strategy.exceptions, recovery=study.protection.recovery)
+        """Raises `SettingsError` where a name or a setting is unknown here, or parts of the study do not fit together.
+
+        Each process looks for itself: what its promises rest on must not depend on whoever wrote the study, or on a
+        coordinator, having looked.
+        """
+        study.check_parts()
         return cls(
             study=study,
             canonical=study.canonical(),
             id=study.id,
-            strategy=strategy,
+            strategy=(strategy := study.make_strategy()),
             protection=study.make_protection(),
             request=strategy.asks,
             codec=study.codec(),

@@ -29,7 +29,7 @@ from secure_fl.study.combinations import require_combinations
 from secure_fl.study.defaults import filled, suitable
 from secure_fl.study.measures import MetricsSection
 from secure_fl.study.pacing import RoundsSection, require_buffered
-from secure_fl.study.private import PrivacySection, plan_at, require_private
+from secure_fl.study.private import PrivacySection, plan_at, require_charged, require_private
 from secure_fl.study.shorthand import Shorthand
 from secure_fl.study.simulated import SimulationSection, simulated_names
 
@@ -406,10 +406,14 @@ class Study(Shorthand):
         return layout
 
     def check_parts(self, *, nodes: int | None = None) -> int:
-        """The part of `check` that needs no code of the task, as at a coordinator. Returns how many sites there are."""
+        """The part of `check` that needs no code of the task, as both processes ask it of every study they run.
+
+        Returns how many sites there are.
+        """
         settings, strategy, protection = self.protection, self.make_strategy(), self.make_protection()
         kind, sites = strategy.asks, len(self.study.roster) if nodes is None else nodes
         require_recovery(strategy.name, strategy.exceptions, recovery=settings.recovery)
+        require_charged(self.privacy, strategy)
         if self.privacy.mode != "none" and settings.reference_samples is not None:
             raise SettingsError(
                 "protection.reference_samples weighs a site by its number of records, which no noise covers",

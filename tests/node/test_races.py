@@ -45,12 +45,25 @@ class Slow(FakeTraining):
         return await super().run(job)
 
 
-def play(folder: Path, scenario: Scenario, training: FakeTraining | None = None, **settings: Any) -> None:
+def play(
+    folder: Path,
+    scenario: Scenario,
+    training: FakeTraining | None = None,
+    *,
+    rounds: dict[str, Any] | None = None,
+    protection: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None,
+) -> None:
     """One real node against a coordinator that the test plays."""
 
     async def run() -> None:
-        rounds = {"attempts": 9, "deadline": 20, "phase_deadline": 20, **settings}
-        fed = Federation(folder / "run", {"study": {"rounds": 2, "initial": INITIAL}, "rounds": rounds})
+        settings = {
+            "study": {"rounds": 2, "initial": INITIAL},
+            "rounds": {"attempts": 9, "deadline": 20, "phase_deadline": 20, **(rounds or {})},
+            "protection": protection or {},
+        }
+        fed = Federation(folder / "run", settings)
+        fed.set_policy("site-01", **(policy or {}))
         evil = EvilCoordinator(fed)
         file = NodeFile.read(fed.workspace.node_file("site-01"))
         here = Node(file, _Fixed(evil, file), training or FakeTraining())
@@ -308,12 +321,23 @@ def test_only_an_evaluation_of_the_finished_model_ends_a_training_that_outlives_
     training = Unending()
 
     async def scenario(_fed: Federation, evil: EvilCoordinator, _node: Node) -> None:
-        evil.announce()
+        first: dict[str, Any] = {
+            "phase": "advertise",
+            "payload": pb.Payload(protection="sealed", phase="advertise", version=1),
+        }
+        evil.announce(**first)
         assert await until(lambda: training.began)
-        evil.announce(attempt=2, kind=pb.ROUND_KIND_EVALUATE)  # of the first round
+        evil.announce(attempt=2, kind=pb.ROUND_KIND_EVALUATE, **first)  # of the first round
         assert await evil.answer() == RefusedError.code
         assert not training.ended
-        evil.announce(number=3, version=2, kind=pb.ROUND_KIND_EVALUATE)
+        evil.announce(number=3, version=2, kind=pb.ROUND_KIND_EVALUATE, **first)
         assert await until(lambda: training.ended)
 
-    play(tmp_path, scenario, training, mode="buffered", unit="site", merge="delta")
+    play(
+        tmp_path,
+        scenario,
+        training,
+        rounds={"mode": "buffered", "unit": "site", "merge": "delta"},
+        protection={"kind": "sealed", "recovery": True},
+        policy={"exceptions": ["changing-cohorts"]},
+    )

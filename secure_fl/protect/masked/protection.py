@@ -63,3 +63,6 @@ class Masked(Protection):
 def _require_circle(context: RoundContext) -> None:
     if not context.whole:
         raise ProtectionError("masks within a circle open the whole circle only")
+    if context.staleness is not None:
+        # Work from versions that nobody compares: one site could have been shown a model of its own.
+        raise ProtectionError("masks within a circle open work from one version of the model only")

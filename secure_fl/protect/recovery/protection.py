@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from secure_fl.aggregation import RequestKind
+from secure_fl.errors import ProtectionError
 from secure_fl.protect.cohort.signed import require_few, threshold
 from secure_fl.protect.contract import Contribution, CoordinatorHalf, Host, NodeHalf, Protection, RoundContext
 from secure_fl.protect.past import ROUND_BY_ROUND
@@ -31,6 +32,8 @@ class MaskedWithRecovery(Protection):
 
     def node(self, context: RoundContext, contribution: Contribution, host: Host) -> NodeHalf:
         """The node half."""
+        if context.staleness is not None:
+            raise ProtectionError("recovery opens work from one version of the model only: nobody compares versions")
         return RecoveryNode(context, contribution, host)
 
     def coordinator(self, context: RoundContext) -> CoordinatorHalf:
