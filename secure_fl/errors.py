@@ -13,8 +13,13 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 
+def one_line(text: str) -> str:
+    """Whatever is not for showing escaped, line feeds too: nobody writes a second line, or moves a cursor."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 class SecureFLError(Exception):
-    """The root of everything raised on purpose."""
+    """The root of everything raised on purpose. Its words are one line, whoever wrote what they quote."""
 
     code: ClassVar[str] = "SecureFL"
     exit_code: ClassVar[int] = 1
@@ -22,9 +27,9 @@ class SecureFLError(Exception):
     advice: ClassVar[str] = ""
 
     def __init__(self, message: str, *, advice: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = self.advice if advice is None else advice
+        self.message = one_line(message)
+        self.hint = one_line(self.advice if advice is None else advice)
+        super().__init__(self.message)
 
 
 class UsageError(SecureFLError):

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
+from secure_fl.errors import one_line
+
 _NOISY = ("alembic", "grpc", "asyncio")
 
 _subject: ContextVar[dict[str, str | int]] = ContextVar("subject", default={})  # noqa: B039 - never changed in place
@@ -112,21 +114,16 @@ def _detach(lines: _FileLines) -> None:
     lines.close()
 
 
-def _one_line(text: str) -> str:
-    """Control characters escaped, so that nobody writes a second log line."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 class _TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         subject = "".join(f" {key}={str(value)[:12]}" for key, value in _subject.get().items())
-        line = f"{moment} {record.levelname.lower():7} {record.name}{subject}: {_one_line(record.getMessage())}"
+        line = f"{moment} {record.levelname.lower():7} {record.name}{subject}: {one_line(record.getMessage())}"
         if not record.exc_info:
             return line
         # Indented: the text of an exception may be somebody else's, and must not look like an event of its own.
         traceback = self.formatException(record.exc_info).split("\n")
-        return "\n".join((line, *(f"    {_one_line(part)}" for part in traceback)))
+        return "\n".join((line, *(f"    {one_line(part)}" for part in traceback)))
 
 
 class _JsonLines(logging.Formatter):

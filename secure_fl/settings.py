@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from secure_fl.errors import SettingsError, UnknownNameError
+from secure_fl.plain_text import is_plain
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -58,7 +59,7 @@ def read_toml(path: Path, *, missing: str = "check the path") -> dict[str, Any]:
         raise SettingsError(f"{path}: no such file", advice=missing) from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read ({type(error).__name__})") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError is one; so is what Python says of numbers with thousands of digits.
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
     except RecursionError:
         raise SettingsError(f"{path}: not valid TOML: nested too deeply") from None
@@ -84,7 +85,7 @@ def set_dotted(table: dict[str, Any], assignment: str) -> None:
         raise SettingsError(f"--set {assignment!r}: expected key=value", advice="for example --set strategy.epochs=2")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         value = text
     *sections, last = key.strip().split(".")
     for section in sections:
@@ -103,9 +104,13 @@ def _tuples(value: Any, depth: int = 0) -> Any:
         return {_tuples(key, depth + 1): _tuples(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return tuple(_tuples(item, depth + 1) for item in value)
-    if isinstance(value, str) and _SURROGATE.search(value):
-        # JSON can spell half a character. Nothing can encode it, so no hash, file or log could hold it.
-        raise SettingsError("the settings hold text that is not Unicode")
+    if isinstance(value, str):
+        if _SURROGATE.search(value):
+            # JSON can spell half a character. Nothing can encode it, so no hash, file or log could hold it.
+            raise SettingsError("the settings hold text that is not Unicode")
+        if not is_plain(value):
+            # Whoever decides about a study reads it in a terminal, which must not be told what to show.
+            raise SettingsError(f"{_short(value)}: text with control characters, or that changes its direction")
     return value
 
 

@@ -269,7 +269,7 @@ class Course:
         sums: dict[str, BlockSum] = {}
         slowest, uploaded, received = 0.0, 0, 0
         for site in members:
-            blocks, weight = self._update(site, base, asked)
+            blocks, weight = self._update(site, base, asked, version=turn.base)
             _add(sums, blocks, weight)
             sent, fetched = self._bytes(blocks), self._fetched(site, turn.base)
             training = self._federation.training_seconds(site, self._strategy.settings.epochs)
@@ -295,9 +295,9 @@ class Course:
         return WORD.itemsize * (sum(self._packing.words(self._layout[name].size) for name in blocks) + 1)
 
     def _update(
-        self, number: int, base: Blocks, asked: tuple[str, ...]
+        self, number: int, base: Blocks, asked: tuple[str, ...], *, version: int
     ) -> tuple[dict[str, npt.NDArray[np.int32]], int]:
-        """A site's integers and its weight."""
+        """A site's integers and its weight, of what it trains from this version."""
         federation, turn = self._federation, self._trained[number]
         self._trained[number] += 1
         seed = int(np.random.SeedSequence([federation.seed, number, turn]).generate_state(1)[0])
@@ -310,6 +310,7 @@ class Course:
             personal=self._personal[number],
             combination={},
             seed=seed,
+            round=version + 1,  # as a node says it: gates count versions
             asked=None if asked == self._layout.names else asked,
             state=self._memory[number],
         )

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from secure_fl.api.measured import with_own_metrics
@@ -33,7 +34,7 @@ def tell(study: pb.StudyStatus) -> None:
         typer.echo(f"  {line}")
     table = Table("site", "connected", "takes part", "why not", box=SIMPLE_HEAD, pad_edge=False)
     for site in study.sites:
-        table.add_row(site.name, _yes(site.connected), _yes(site.accepted), site_words(site) or "–")
+        table.add_row(escape(site.name), _yes(site.connected), _yes(site.accepted), escape(site_words(site) or "–"))
     console = Console()
     console.print(table)
     if study.record:
@@ -74,7 +75,7 @@ def _tell_rounds(record: StudyRecord, console: Console, *, buffered: bool) -> No
     for heading in (
         "version" if buffered else "round",
         *(_MEASURES[name] for name in measured),
-        *(name.replace("_", " ") for name in own),
+        *(escape(name.replace("_", " ")) for name in own),
         "sites",
         "attempts",
     ):

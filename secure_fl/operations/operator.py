@@ -14,6 +14,7 @@ from secure_fl.errors import MalformedMessageError
 from secure_fl.identity.party_file import DialingFile, DialingSection
 from secure_fl.messages import require
 from secure_fl.operations.submission import chunks_of, request_of
+from secure_fl.plain_text import require_plain
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.rpc.operations_pb2_grpc import OperationsStub
 from secure_fl.study.settings import Study
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _CALL_SECONDS = 60.0
 _TRANSFER_SECONDS = 3600.0
+_ANSWER = "the coordinator's answer"
 
 
 class OperatorFile(DialingFile):
@@ -67,12 +69,14 @@ class Operator:
                     await call.done_writing()
                 reply = await _next(call)
         require(reply.HasField("status"), "the coordinator does not say how the study stands")
+        require_plain(reply.status, what=_ANSWER)
         return reply.status
 
     async def status(self, study_id: str = "") -> tuple[pb.StudyStatus, ...]:
         """All studies, or one with its record."""
         with typed_errors():
             reply = received(await self._stub.Status(pb.StatusRequest(study_id=study_id), timeout=_CALL_SECONDS))
+        require_plain(reply, what=_ANSWER)
         return tuple(reply.studies)
 
     async def stop(self, study_id: str) -> pb.StudyStatus:
@@ -80,6 +84,7 @@ class Operator:
         with typed_errors():
             request = pb.StopRequest(study_id=study_id)
             status: pb.StudyStatus = received(await self._stub.Stop(request, timeout=_CALL_SECONDS))
+        require_plain(status, what=_ANSWER)
         return status
 
     async def export(self, study_id: str, path: Path) -> int:

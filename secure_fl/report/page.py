@@ -163,7 +163,7 @@ def _tiles(record: StudyRecord, summary: Mapping[str, Any], regression: bool) ->
         (
             "",
             "Versions" if merged_turns(record) else "Rounds",
-            f"{len(training)} <em>of {record.planned_rounds}</em>",
+            f"{len(training)} <em>of {count(record.planned_rounds)}</em>",
             tries if training else "",
         ),
         ("", "Sites that trained", *_participation(record, training)),

@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
-from secure_fl.errors import SchemaError, StorageError
+from pydantic import TypeAdapter, ValidationError
+
+from secure_fl.errors import MalformedMessageError, SchemaError, StorageError
 from secure_fl.files import write_atomically
+from secure_fl.plain_text import require_plain
 from secure_fl.rounds import RoundKind
 
 RECORD_VERSION = 1
@@ -169,36 +172,38 @@ class StudyRecord:
         """Read what `save` wrote. Raises `StorageError` for what it did not."""
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, MalformedMessageError) as error:
             raise StorageError(f"{path}: cannot be read ({type(error).__name__})") from error
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild from decoded JSON. Raises `SchemaError` for what a newer version wrote."""
-        if values.get("version", RECORD_VERSION) > RECORD_VERSION:
+        """Rebuild from decoded JSON.
+
+        Raises `SchemaError` for what a newer version wrote, `MalformedMessageError` for what is no record: a
+        coordinator may have sent anything, and a page is made of it.
+        """
+        if isinstance(version := values.get("version", RECORD_VERSION), int) and version > RECORD_VERSION:
             raise SchemaError("the study's record was written by a newer version")
-        rounds = tuple(round_from_json(item) for item in values["rounds"])
-        left_out = tuple(LeftOut(**item) for item in values.get("left_out", ()))
-        declared = values.get("blocks_declared")
-        return cls(
-            **{
-                **values,
-                "roster": tuple(values["roster"]),
-                "rounds": rounds,
-                "left_out": left_out,
-                "blocks_declared": None if declared is None else tuple(declared),
-                "circles": tuple(tuple(circle) for circle in values.get("circles", ())),
-            }
-        )
+        return _validated(cls, values)
 
 
 def round_from_json(values: Mapping[str, Any]) -> RoundRecord:
-    """One round from decoded JSON."""
-    nodes = tuple(NodeRound(**node) for node in values["nodes"])
-    kind = RoundKind(values["kind"])
-    circles = tuple(
-        CircleRound(**{**circle, "members": tuple(circle["members"]), "asked": tuple(circle.get("asked", ()))})
-        for circle in values.get("circles", ())
-    )
-    kept = tuple(values["blocks_kept"])
-    return RoundRecord(**{**values, "kind": kind, "nodes": nodes, "blocks_kept": kept, "circles": circles})
+    """One round from decoded JSON. Raises `MalformedMessageError` for what is none."""
+    return _validated(RoundRecord, values)
+
+
+T = TypeVar("T")
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}  # made when they are first needed
+
+
+def _validated(kind: type[T], values: Mapping[str, Any]) -> T:
+    require_plain(values, what="the study's record")
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    try:
+        made: T = _ADAPTERS[kind].validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise MalformedMessageError(f"the study's record is none: {where}: {first['msg']}") from None
+    return made
