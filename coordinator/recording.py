@@ -140,7 +140,7 @@ def study_record(
         protection=study.protection.kind,
         planned_rounds=study.versions,
         roster=tuple(study.study.roster),
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         reason=reason,
         parameters=parameters,
         shared_parameters=shared_parameters,

@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from secure_fl.errors import SettingsError, UnknownNameError
-from secure_fl.plain_text import is_plain
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -104,13 +103,9 @@ def _tuples(value: Any, depth: int = 0) -> Any:
         return {_tuples(key, depth + 1): _tuples(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return tuple(_tuples(item, depth + 1) for item in value)
-    if isinstance(value, str):
-        if _SURROGATE.search(value):
-            # JSON can spell half a character. Nothing can encode it, so no hash, file or log could hold it.
-            raise SettingsError("the settings hold text that is not Unicode")
-        if not is_plain(value):
-            # Whoever decides about a study reads it in a terminal, which must not be told what to show.
-            raise SettingsError(f"{_short(value)}: text with control characters, or that changes its direction")
+    if isinstance(value, str) and _SURROGATE.search(value):
+        # JSON can spell half a character. Nothing can encode it, so no hash, file or log could hold it.
+        raise SettingsError("the settings hold text that is not Unicode")
     return value
 
 

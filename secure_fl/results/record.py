@@ -26,7 +26,7 @@ class NodeRound:
     """One node's part in one round, as far as the study's [metrics] share lets it be seen."""
 
     name: str
-    outcome: Outcome
+    outcome: Outcome | str  # another word is a newer coordinator's, and shown as it is
     reason: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
@@ -128,7 +128,7 @@ class StudyRecord:
     protection: str
     planned_rounds: int
     roster: tuple[str, ...]
-    outcome: Literal["running", "finished", "aborted"] = "running"
+    outcome: Literal["running", "finished", "aborted"] | str = "running"
     reason: str = ""
     parameters: int = 0
     shared_parameters: int = 0

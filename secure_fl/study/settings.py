@@ -18,6 +18,7 @@ from secure_fl.encoding.fixed_point import FixedPoint
 from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.errors import InitialModelError, SettingsError, UnknownNameError
 from secure_fl.hints import shown_hints
+from secure_fl.plain_text import require_plain
 from secure_fl.protect.cohort.minima import smallest_cohort
 from secure_fl.protect.combining import CombiningProtection
 from secure_fl.protect.contract import Protection
@@ -193,6 +194,7 @@ class Study(Shorthand):
     @model_validator(mode="before")
     @classmethod
     def _suitable(cls, values: Any) -> Any:
+        require_plain(values, what="the study", error=SettingsError)  # Whoever decides about it reads it in a terminal.
         return suitable(values)
 
     @classmethod

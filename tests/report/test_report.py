@@ -269,12 +269,13 @@ def test_text_from_outside_stays_text() -> None:
 
 
 def test_outcomes_from_a_newer_record_are_escaped_too() -> None:
+    shown = "".join(char for char in HOSTILE if char.isprintable())  # anything else is no record
     record = StudyRecord.from_json(
         {
             **dict.fromkeys(("study", "study_id", "task", "strategy", "protection"), "x"),
             "planned_rounds": 1,
             "roster": ["a"],
-            "outcome": HOSTILE,
+            "outcome": shown,
             "rounds": [
                 {
                     "number": 1,
@@ -282,7 +283,7 @@ def test_outcomes_from_a_newer_record_are_escaped_too() -> None:
                     "attempts": 1,
                     "seconds": 1.0,
                     "blocks_kept": [],
-                    "nodes": [{"name": "a", "outcome": HOSTILE}],
+                    "nodes": [{"name": "a", "outcome": shown}],
                 }
             ],
         }

@@ -9,17 +9,24 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secure_fl.plain_text import is_plain
 from secure_fl.results.record import LeftOut, NodeRound, RoundRecord, StudyRecord, round_from_json
 from secure_fl.rounds import RoundKind
 from tests.protect.laws import few
+
+
+def texts(*, max_size: int = 20) -> st.SearchStrategy[str]:
+    """What a record may hold: nothing that a terminal obeys."""
+    return st.text(max_size=max_size).filter(is_plain)
+
 
 numbers = st.none() | st.floats(allow_nan=False)
 counts = st.integers(0, 2**50)
 nodes = st.builds(
     NodeRound,
-    name=st.text(max_size=5),
+    name=texts(max_size=5),
     outcome=st.sampled_from(["took part", "dropped", "sat out", "absent"]),
-    reason=st.text(max_size=5),
+    reason=texts(max_size=5),
     bytes_up=counts,
     bytes_down=counts,
     samples=st.none() | counts,
@@ -27,8 +34,8 @@ nodes = st.builds(
     loss=numbers,
     mse=numbers,
     global_accuracy=numbers,
-    metrics=st.dictionaries(st.text(max_size=3), numbers, max_size=2),
-    sums=st.dictionaries(st.text(max_size=3), st.lists(counts, max_size=3), max_size=2),
+    metrics=st.dictionaries(texts(max_size=3), numbers, max_size=2),
+    sums=st.dictionaries(texts(max_size=3), st.lists(counts, max_size=3), max_size=2),
 )
 rounds = st.builds(
     RoundRecord,
@@ -37,28 +44,28 @@ rounds = st.builds(
     attempts=counts,
     seconds=st.floats(0, 1e9),
     nodes=st.lists(nodes, max_size=3).map(tuple),
-    blocks_kept=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+    blocks_kept=st.lists(texts(max_size=3), max_size=2).map(tuple),
     mean_accuracy=numbers,
     mean_loss=numbers,
     mean_mse=numbers,
     global_accuracy=numbers,
-    metrics=st.dictionaries(st.text(max_size=3), numbers, max_size=2),
-    sums=st.dictionaries(st.text(max_size=3), st.lists(counts, max_size=3), max_size=2),
+    metrics=st.dictionaries(texts(max_size=3), numbers, max_size=2),
+    sums=st.dictionaries(texts(max_size=3), st.lists(counts, max_size=3), max_size=2),
 )
 records = st.builds(
     StudyRecord,
-    study=st.text(max_size=5),
+    study=texts(max_size=5),
     study_id=st.just("5a" * 32),
     task=st.just("digits"),
     strategy=st.just("fedavg"),
     protection=st.just("none"),
     planned_rounds=counts,
-    roster=st.lists(st.text(max_size=5), max_size=3).map(tuple),
+    roster=st.lists(texts(max_size=5), max_size=3).map(tuple),
     outcome=st.sampled_from(["running", "finished", "aborted"]),
     parameters=counts,
     rounds=st.lists(rounds, max_size=3).map(tuple),
-    settings=st.text(max_size=5),
-    left_out=st.lists(st.builds(LeftOut, node=st.text(), round=counts, what=st.text()), max_size=2).map(tuple),
+    settings=texts(max_size=5),
+    left_out=st.lists(st.builds(LeftOut, node=texts(), round=counts, what=texts()), max_size=2).map(tuple),
 )
 
 

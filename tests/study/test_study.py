@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from secure_fl import limits, strategies
 from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError, UnknownNameError
+from secure_fl.plain_text import is_plain
 from secure_fl.study.settings import Study
 from secure_fl.tasks.digits import Digits
 from tests.protect.laws import few, law
@@ -182,7 +184,10 @@ def test_a_missing_study_file(tmp_path: Path) -> None:
 settings_of_a_strategy = st.dictionaries(
     st.text("abcdef_", min_size=1, max_size=6).filter(lambda key: key not in ("name", "dataset", "settings")),
     st.recursive(
-        st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        st.booleans()
+        | st.integers(-(2**63), 2**63 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text().filter(is_plain),
         lambda inner: st.lists(inner, max_size=3),
         max_leaves=4,
     ),
@@ -289,6 +294,35 @@ def test_half_a_character_is_refused(change: dict[str, Any]) -> None:
     )
     with pytest.raises(SettingsError, match="not Unicode"):
         Study.from_canonical(offer)
+
+
+OBEYED = ("\x1b[2J", "\r", "\x07", "\x9b2J", "\u2028", "\u202e")
+
+
+@pytest.mark.parametrize("obeyed", OBEYED, ids=ascii)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: {"task": {"name": f"{text}:Wards"}},
+        lambda text: {"task": {"name": "digits", "dataset": text}},
+        lambda text: {"task": {"name": "digits", text: 1}},
+        lambda text: {"protection": {"kind": "masked", "circles": [["a", "b", text]]}},
+        lambda text: {"privacy": {"rationale": text}},
+    ],
+)
+def test_text_that_a_terminal_obeys_is_refused(change: Callable[[str], dict[str, Any]], obeyed: str) -> None:
+    """Whoever decides about a study reads it in one: `node approve` once showed what the study's author painted."""
+    said = change(f"a{obeyed}approved")
+    with pytest.raises(SettingsError, match="a terminal would obey") as refused:
+        Study.parse(said)
+    assert is_plain(refused.value.message)
+    offer = {"version": 6, "task": {"name": "digits"}, "protection": {"kind": "none"}} | said
+    with pytest.raises(SettingsError, match="a terminal would obey"):
+        Study.from_canonical(json.dumps(offer).encode())
+
+
+def test_several_lines_of_a_rationale_are_fine() -> None:
+    assert Study.parse({"privacy": {"rationale": "one\n\ttwo – “three”"}}).privacy.rationale.count("\n") == 1
 
 
 @pytest.mark.parametrize(
