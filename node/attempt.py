@@ -88,6 +88,7 @@ class Participation:
         self._charge = self._new_charge()
         self._version: int | None = None  # of the model that was fetched, where it does not follow from the round
         self._refusal = ""
+        self.began = False  # Before, there is nothing of it but this object.
         self._finished = False
         self._seconds = 0.0  # that training took
         self._heard = time.monotonic()
@@ -155,7 +156,10 @@ class Participation:
     async def _contribute(self) -> None:
         """Have something to send, from this attempt or from an earlier one at the round, and send it."""
         kept = await in_thread_whole(self._kept)
-        found, received = await self._prepare() if kept is None else ({}, Path())
+        # Who fetched a model only to train from it would say in each attempt whether training is done. Where answers
+        # are padded, so that nobody knows how long it takes, a site fetches what it does not need.
+        fetches = kept is None or self._services.file.policy.answer_after > 0
+        found, received = await self._prepare() if fetches else ({}, Path())
         try:
             # 4. Set the round's privacy cost aside.
             await in_thread_whole(self._charge.reserve, found, repeats=kept is not None)
@@ -218,6 +222,7 @@ class Participation:
         kept = KeptUpdate.load(self._store.kept_update(number))
         if kept is None:
             self._store.require_unsent(number)
+            self._store.require_unsent(self._first.round)  # 0 of a declaration, which is made of the first training
             return None
         self._store.fix_base(number, base)
         log.info("this round's training is done already: the same update goes into this attempt")
@@ -336,8 +341,7 @@ class Participation:
                 await in_thread_whole(self._store.spend, *self.key)
 
     def _spend(self, header: pb.UploadHeader, pledged: int) -> None:
-        if self._kind is not RoundKind.DECLARE:
-            self._store.note_sent(self._first.round)
+        self._store.note_sent(self._first.round)
         self._charge.spend(release(self._resolved, header, pledged=pledged))
 
     async def _next_phase(self, later: tuple[str, ...]) -> None:

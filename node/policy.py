@@ -93,7 +93,7 @@ class Policy:
         most = self._file.policy.model_bytes
         if announcement.model.object.size > most or announcement.bulk.size > most * len(invited):
             raise RefusedError("the model is larger than [policy] model_bytes")
-        _require_blocks(announcement)
+        _require_blocks(announcement, may_ask=resolved.strategy.asks_circles and kind is RoundKind.TRAIN)
         if announcement.payload.protection != resolved.protection_in(kind).name:
             raise RefusedError("the round uses another protection than the study")
 
@@ -144,7 +144,9 @@ def require_task(file: NodeFile, study: Study) -> None:
         )
 
 
-def _require_blocks(announcement: pb.PhaseAnnouncement) -> None:
+def _require_blocks(announcement: pb.PhaseAnnouncement, *, may_ask: bool) -> None:
     asked = list(announcement.asked)
+    if asked and not may_ask:
+        raise RefusedError("the round asks for some of the blocks, and the study's strategy never does")
     if asked != [block.name for block in announcement.model.blocks if block.name in set(asked)]:
         raise RefusedError("the round asks for blocks that the model does not have, or for some of them twice")

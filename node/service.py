@@ -58,6 +58,7 @@ class _JoinedStudy:
     store: StudyStore
     attempt: Participation | None = None
     task: asyncio.Task[None] | None = None
+    before: asyncio.Task[None] | None = None  # whatever the attempt waits for before it begins
     ongoing: OngoingTraining = field(default_factory=OngoingTraining)  # where it outlives attempts
     declaring: asyncio.Task[None] | None = None  # a declaration that outlives its attempt: it trains the first round
 
@@ -67,11 +68,23 @@ class _JoinedStudy:
 
     def begin(self, attempt: Participation) -> None:
         """Take part in another attempt, as soon as the one before has let go of its files."""
+        before = self.task
         if self.attempt is not None and self.attempt.declares and (self.declaring is None or self.declaring.done()):
-            self.declaring = self.task
-        elif self.task is not None:
-            self.task.cancel()
-        self.attempt, self.task = attempt, asyncio.create_task(_after(self.task, attempt))
+            self.declaring = before
+        elif self.attempt is not None and before is not None:
+            before.cancel()
+            if not self.attempt.began:
+                # It has no files, and goes at once: however many a coordinator announces, one waits, and what it
+                # waits for is the one that still has.
+                before = self.before
+        self.attempt, self.before = attempt, before
+        self.task = asyncio.create_task(_after(before, attempt))
+
+    async def let_go(self) -> None:
+        """Until nothing of an attempt runs any more that was cancelled, or ends by itself."""
+        tasks = (task for task in (self.before, self.task, self.declaring) if task is not None)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.ongoing.ended()
 
     def cancel_training(self) -> None:
         """Nobody wants what is trained beyond the attempt that it began in."""
@@ -338,12 +351,12 @@ class Node:
 
     def _end(self, study_id: str, joined: _JoinedStudy, forget: Callable[[], None]) -> None:
         """Cancel what runs; once it has let go of its files, erase what was remembered of it."""
-        running, earlier = joined.task, self._ending.get(study_id)
+        running, before, earlier = joined.task, joined.before, self._ending.get(study_id)
         if running is not None:
             running.cancel()
 
         async def end() -> None:
-            for task in (earlier, running):
+            for task in (earlier, before, running):
                 if task is not None:
                     await asyncio.wait((task,))
             await joined.ongoing.ended()
@@ -375,23 +388,16 @@ class Node:
         return UnsafeSeededRandomness(self._file.simulation.seed, self._file.node.name, *context)
 
 
-async def _after(earlier: asyncio.Task[None] | None, current: Participation) -> None:
-    """Start once the one before has let go of its files, and the one before that: however often it is cancelled."""
-    cancelled = False
-    while earlier is not None and not earlier.done():
-        try:
-            await asyncio.wait((earlier,))
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
+async def _after(before: asyncio.Task[None] | None, current: Participation) -> None:
+    """Start once the one before has let go of its files."""
+    if before is not None:
+        await asyncio.wait((before,))
+    current.began = True
     await current.run()
 
 
 async def _cancel(joined: _JoinedStudy) -> None:
     if joined.task is not None:
         joined.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await joined.task
     joined.cancel_training()
-    await joined.ongoing.ended()
+    await joined.let_go()

@@ -85,6 +85,10 @@ def open_tensors(path: Path) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
         yield _Arrays(file, None)
 
 
+_ODD = "tensor {!r} is of a type, or a shape, that is not read here"
+_PLAIN_TYPES = "give a model whose tensors are float16, float32, float64 or whole numbers"
+
+
 class _Arrays(Mapping[str, npt.NDArray[Any]]):
     def __init__(self, file: Any, dtype: np.dtype[Any] | None = _FLOAT32) -> None:
         self._file = file
@@ -94,7 +98,13 @@ class _Arrays(Mapping[str, npt.NDArray[Any]]):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         if name not in self._names:
             raise KeyError(name)
-        return np.asarray(self._file.get_tensor(name), self._dtype)
+        try:
+            found = np.asarray(self._file.get_tensor(name))
+        except (TypeError, AttributeError, ValueError, OverflowError) as error:  # as NumPy says of types it has not
+            raise StorageError(_ODD.format(name), advice=_PLAIN_TYPES) from error
+        if found.dtype.kind not in "fiub":
+            raise StorageError(_ODD.format(name), advice=_PLAIN_TYPES)
+        return found if self._dtype is None else np.asarray(found, self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -38,6 +38,7 @@ STUDY = {
     "study": {"rounds": 6, "initial": LAYOUT.digest(LAYOUT.unflatten(FIRST)).hex()},
     "protection": {"kind": "none", "recovery": False},
     "rounds": {"mode": "buffered", "flushes": 5, "merge": "delta"},
+    "strategy": {"name": "aifed", "gating": "public"},
 }
 
 
@@ -46,11 +47,11 @@ def _two_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_attacks, "LAYOUT", LAYOUT)
 
 
-def play(folder: Path, scenario: Callable[[EvilCoordinator], Any]) -> None:
+def play(folder: Path, scenario: Callable[[EvilCoordinator], Any], **settings: Any) -> None:
     async def run(evil: EvilCoordinator, _task: asyncio.Task[None], _node: Node) -> None:
         await scenario(evil)
 
-    against_a_node(folder, run, settings=STUDY)
+    against_a_node(folder, run, settings={**STUDY, **settings})
 
 
 def moved(steps: int) -> bytes:
@@ -197,3 +198,18 @@ def test_a_version_that_is_shown_to_one_site_only_opens_nothing(checked: bool) -
         everybody(phase)
         opened = machine.close()
     assert isinstance(opened, OpenedSums)
+
+
+@pytest.mark.parametrize("settings", [{"strategy": {"name": "aifed"}}, {"strategy": {"name": "fedbuff"}}], ids=str)
+def test_only_a_strategy_that_says_so_has_circles_asked_for_some_blocks(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """`study show` says of all others that every block is sent: training for one block alone is not what was agreed."""
+
+    async def scenario(evil: EvilCoordinator) -> None:
+        evil.announce(weights=FIRST, asked=["a"])
+        assert await evil.outcome(1) == RefusedError.code
+        evil.announce(weights=FIRST, attempt=2)
+        assert await evil.outcome(1) == "uploaded"
+
+    play(tmp_path, scenario, **settings)

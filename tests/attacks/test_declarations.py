@@ -87,3 +87,34 @@ def test_nobody_declares_again_once_circles_are_known(tmp_path: Path) -> None:
         assert await evil.answer() == RefusedError.code
 
     against_a_node(tmp_path, scenario, settings=SETTINGS)
+
+
+SPEED = {
+    **SETTINGS,
+    "task": {"name": "digits"},
+    "strategy": {"name": "fedavg"},
+    "protection": {"kind": "none", "recovery": False, "circles": "speed"},
+}
+
+
+def test_a_site_declares_one_thing(tmp_path: Path) -> None:
+    """A coordinator says that the study is over and offers it again, for another declaration to choose from."""
+
+    async def scenario(evil: EvilCoordinator, _task: asyncio.Task[None], _node: Node) -> None:
+        declare = pb.Payload(protection="declaring", phase="declare", version=2)
+        about: dict[str, Any] = {"number": 0, "kind": pb.ROUND_KIND_DECLARE, "phase": "declare", "payload": declare}
+        evil.announce(attempt=1, **about)
+        assert await evil.outcome(1) == "uploaded"
+        evil.announce(attempt=2, **about)
+        assert await evil.outcome(2) == "uploaded"
+        first, second = (upload.payload.body for upload in evil.uploads)
+        assert first == second
+        study = evil.fed.study
+        evil.outbox.put_nowait(pb.CoordinatorMessage(study_id=study.id, study_closed=pb.StudyClosed()))
+        offer = pb.StudyOffer(settings=study.canonical())
+        evil.outbox.put_nowait(pb.CoordinatorMessage(study_id=study.id, study_offer=offer))
+        assert (await evil.said.get()).study_answer.accepted
+        evil.announce(attempt=3, **about)
+        assert await evil.outcome(3) == RefusedError.code
+
+    against_a_node(tmp_path, scenario, settings=SPEED)

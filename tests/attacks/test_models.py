@@ -35,6 +35,8 @@ from secure_fl.strategies.site import Batch, Site
 from secure_fl.study.start import Start
 from secure_fl.tasks.base import LocalData, Source, Split, Task, TaskSettings
 from tests.attacks.test_attacks import LAYOUT, EvilCoordinator, against_a_node
+from tests.attacks.test_circles import CIRCLES, NINE
+from tests.node.test_races import until
 from tests.support.federation import Federation
 from tests.support.training import FakeTraining
 
@@ -451,3 +453,26 @@ def test_how_long_training_took_does_not_show(tmp_path: Path, padded: bool, fail
         assert abs(slow - quick) < 0.6
     else:
         assert slow - quick > 0.6
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "at once"])
+def test_nor_does_it_show_in_what_the_next_attempt_fetches(tmp_path: Path, padded: bool) -> None:
+    """A coordinator ends attempts early and looks whether the site still needs the model in the next one."""
+    fetched: list[int] = []
+
+    async def scenario(evil: EvilCoordinator, _task: asyncio.Task[None], node: Node) -> None:
+        evil.announce()
+        store = next(iter(node._studies.values())).store
+        assert await until(store.kept_update(1).exists, seconds=30)  # trained, and nothing was said of it
+        assert not evil.uploads or not padded
+        closed = pb.RoundClosed(round=1, attempt=1, committed=False)
+        evil.outbox.put_nowait(pb.CoordinatorMessage(study_id=evil.fed.study.id, round_closed=closed))
+        evil.announce(attempt=2)
+        await evil.next_upload(1 if padded else 2)
+        fetched.append(len(evil.fetched))
+
+    against_a_node(
+        tmp_path, scenario, training=Leisurely(0.2, fails=False), policy={"answer_after": 3.0 if padded else 0.0},
+        settings={**CIRCLES, **NINE},
+    )  # fmt: skip
+    assert fetched == [2 if padded else 1]

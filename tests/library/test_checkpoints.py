@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -53,3 +55,23 @@ def test_a_file_that_is_not_there_is_called_that(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"absent\.safetensors: there is no such file") as caught:
         load_arrays(tmp_path / "absent.safetensors")
     assert caught.value.hint == "correct the path"
+
+
+def written(path: Path, dtype: str, shape: list[int], size: int) -> Path:
+    """A file of one tensor, by hand."""
+    header = json.dumps({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"),
+    [("BF16", [8], 16), ("F8_E4M3", [16], 16), ("C64", [2], 16), ("F32", [1] * 100 + [4], 16), ("F32", [0, 2**62], 0)],
+    ids=["bfloat16", "float8", "complex", "many dimensions", "endless"],
+)
+def test_a_tensor_that_numpy_has_no_type_for_is_named(tmp_path: Path, dtype: str, shape: list[int], size: int) -> None:
+    """A model that somebody brings may hold anything that torch has."""
+    path = written(tmp_path / "model.safetensors", dtype, shape, size)
+    with pytest.raises(StorageError, match="tensor 'a' is of a type"):
+        load_arrays(path)
+    assert load_arrays(written(path, "F16", [8], 16))["a"].dtype == "float32"

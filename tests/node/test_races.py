@@ -6,6 +6,7 @@ Each of these was possible. Threads are made slow where a busy disk or a large m
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -26,6 +27,7 @@ from secure_fl.errors import RefusedError
 from secure_fl.files import write_atomically
 from secure_fl.privacy.accountant import SiteAccountant
 from secure_fl.privacy.ledger import read_ledger
+from secure_fl.protect.contract import NodeHalf
 from secure_fl.rounds import RoundKind
 from secure_fl.rpc import federation_pb2 as pb
 from tests.attacks.test_attacks import INITIAL, EvilCoordinator, _Fixed
@@ -341,3 +343,36 @@ def test_only_an_evaluation_of_the_finished_model_ends_a_training_that_outlives_
         protection={"kind": "sealed", "recovery": True},
         policy={"exceptions": ["changing-cohorts"]},
     )
+
+
+def test_of_many_announced_attempts_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An announcement may hold megabytes, and the attempt under way may be in a thread that nothing can end."""
+    half, entered, leave = Participation._encoded_half, threading.Event(), threading.Event()
+
+    def stuck(self: Participation, kept: KeptUpdate) -> NodeHalf:
+        entered.set()
+        leave.wait(30)
+        return half(self, kept)
+
+    monkeypatch.setattr(Participation, "_encoded_half", stuck)
+
+    async def scenario(_fed: Federation, evil: EvilCoordinator, here: Node) -> None:
+        evil.announce()
+        assert await until(entered.is_set)
+        for attempt in range(2, 10):
+            evil.announce(attempt=attempt)
+        assert await until(lambda: (it := joined_of(here).attempt) is not None and it.key == (1, 9))
+        await asyncio.sleep(0.1)
+        gc.collect()
+        mine = [each for each in gc.get_objects() if type(each) is Participation and each._services is here._services]
+        assert sorted(each.key for each in mine) == [(1, 1), (1, 9)]
+        leave.set()
+        assert await until(lambda: evil.uploads)
+        assert {(header.round, header.attempt) for header in evil.uploads} == {(1, 9)}
+
+    play(tmp_path, scenario)
+
+
+def joined_of(here: Node) -> Any:
+    (joined,) = here._studies.values()
+    return joined
