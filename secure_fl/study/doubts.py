@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from secure_fl.aggregation import RequestKind
+from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.study.settings import Study
 from secure_fl.study.simulated import simulated_names
 
@@ -22,8 +26,10 @@ def doubts(study: Study) -> tuple[str, ...]:
         found.append(
             f"protection.kind = {study.protection.kind!r} shows every site's update to the coordinator; it is for tests"
         )
+    sites = study.study.roster or simulated_names(study.simulation.nodes)
+    if (weighs_by := study.make_strategy().weighs_by) != "samples" and study.privacy.mode == "none":
+        found.extend(_weights_alike(study, sites, weighs_by))
     if study.rounds.is_buffered and not study.rounds.by_sites:
-        sites = study.study.roster or simulated_names(study.simulation.nodes)
         if len(study.circles(sites)) == 1:
             found.append(
                 f"rounds.mode = 'buffered', but {len(sites)} sites are one circle: everybody waits for the slowest all "
@@ -35,3 +41,18 @@ def doubts(study: Study) -> tuple[str, ...]:
                 "waits: one absent site may hold every circle up until rounds.patience is over; set rounds.flush_after"
             )
     return tuple(found)
+
+
+def _weights_alike(study: Study, sites: Collection[str], weighs_by: str) -> tuple[str, ...]:
+    """Where a strategy weighs sites by more than their samples, and the study lets every site count the same."""
+    reference = study.protection.reference_samples
+    least = max(study.min_cohort(RequestKind.SUM), min(map(len, study.circles(sites)), default=0))
+    if reference is not None and weight_floor(least, study.protection.colluders) < WEIGHT_UNITS:
+        return ()
+    mend = (
+        "set protection.reference_samples, for example to the number of rows of the largest site"
+        if reference is None
+        else f"in circles of {least} one weight could stand out, so that they need more sites"
+    )
+    name = study.strategy.name
+    return (f"strategy {name!r} weighs sites by {weighs_by}, and here every site counts the same: {mend}",)

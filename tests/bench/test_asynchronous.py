@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from secure_fl.blocks import Blocks
 from secure_fl.cli import app
 from secure_fl.encoding.integers import BlockSum
 from secure_fl.errors import SettingsError, UnknownNameError, UsageError
+from secure_fl.strategies import aifed
+from secure_fl.strategies.gating import threshold
 from secure_fl.strategies.merging import MergeSettings
 from secure_fl.study.turns import Turn
 from secure_fl.tasks.base import Source
@@ -104,6 +107,20 @@ def test_a_flush_of_all_sites_is_the_synchronous_run_with_every_gate(federation:
     _, found = run(federation, replace(method, buffer=SITES))
     _, synchronous = run(federation, replace(method, merge=None, one_sum=False, drawn=1.0))
     assert same(found, synchronous)
+
+
+def test_gates_are_told_the_version_as_at_a_node(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ALMU's threshold rises with it: a bench that left it out had figures of another gate."""
+    asked: list[int] = []
+
+    def noting(**given: Any) -> float:
+        asked.append(given["version"])
+        return threshold(**given)
+
+    monkeypatch.setattr(aifed, "threshold", noting)
+    method = replace(METHODS["aifed-sites10-site"], buffer=SITES, settings={"gating": "site", "full_every": 0})
+    run(federation, method, rounds=3)
+    assert Counter(asked) == dict.fromkeys(range(4), SITES)  # three flushes, and what was begun after the last
 
 
 def test_blocks_that_would_show_a_site_stay_closed_and_whoever_sent_none_counts(federation: Federation) -> None:

@@ -138,6 +138,22 @@ def test_a_budget_that_protects_nobody_is_allowed_and_said(tmp_path: Path) -> No
     assert doubts(Study.parse({**two, "rounds": {**rounds, "flush_after": 60}})) == ()
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "every site counts the same: set protection.reference_samples"),
+        ({"protection": {"reference_samples": 300}}, ""),  # circles of five
+        ({"protection": {"reference_samples": 300}, "simulation": {"nodes": 3}}, "circles of 3"),
+        ({"strategy": {"name": "aifed", "richness": "none"}}, ""),
+        ({"privacy": {**NOISE, "epsilon": 3.0}}, ""),  # where weights by labels are off in any case
+    ],
+)
+def test_a_strategy_whose_weights_would_do_nothing_is_remarked(changes: dict[str, Any], said: str) -> None:
+    """AiFed's aggregation is about weights, and a study has to say that sites may count differently."""
+    found = doubts(Study.parse({"strategy": {"name": "aifed"}, **changes}))
+    assert [said in sentence for sentence in found] == ([True] if said else [])
+
+
 def test_run_says_what_it_chose_and_prints_nothing_else_with_json(tmp_path: Path) -> None:
     arguments = [
         "run",

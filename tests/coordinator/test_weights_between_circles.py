@@ -18,15 +18,18 @@ from coordinator.bulk_files import BulkFiles
 from coordinator.merging import CircleSums
 from coordinator.shared_model import OpenedTurn, SharedModel
 from coordinator.store import Store
+from node.encoding import encode
+from node.training.jobs import Result
 from secure_fl import tasks
-from secure_fl.aggregation import RequestKind
 from secure_fl.blocks import Blocks
+from secure_fl.checkpoints import save_arrays
 from secure_fl.encoding.integers import BlockSum
-from secure_fl.encoding.update import encode_update
-from secure_fl.encoding.weights import quantise_weight
+from secure_fl.encoding.metrics import METRICS_BLOCK, SiteMetrics
 from secure_fl.protect.contract import OpenedSums
-from secure_fl.randomness import UnsafeSeededRandomness
+from secure_fl.randomness import KeyStream
+from secure_fl.rounds import RoundKind
 from secure_fl.strategies.site import Site
+from secure_fl.study.context import round_context
 from secure_fl.study.resolved import ResolvedStudy
 from secure_fl.study.submission import start_of_study
 from secure_fl.study.turns import Turn
@@ -96,7 +99,7 @@ class Players:
         self.model = SharedModel(self.resolved, self._store, files)
         self.circles = self.resolved.division.circles
         assert [len(circle) for circle in self.circles] == [5] * circles
-        self._minimum = made.min_cohort(RequestKind.SUM)
+        self._trained = folder / "trained.safetensors"
 
     def close(self) -> None:
         self._store.close()
@@ -115,7 +118,7 @@ class Players:
         self, circle: int, counts: Sequence[int], aims: Sequence[float], *, asked: tuple[str, ...] | None = None
     ) -> OpenedSums:
         """What a circle opens whose members train on so many rows of each class: fit, weigh, encode, add up."""
-        resolved, layout = self.resolved, self.model.layout.model
+        resolved = self.resolved
         blocks: dict[str, BlockSum] = {}
         for name, aim in zip(self.circles[circle], aims, strict=True):
             site = Site(
@@ -129,18 +132,23 @@ class Players:
                 seed=1,
                 asked=asked,
             )
-            change = resolved.strategy.fit(site)
-            weight = quantise_weight(
-                site.samples,
-                reference_samples=resolved.study.protection.reference_samples,
-                min_cohort=self._minimum,
-                colluders=1,
-                richness=resolved.strategy.richness(site),
-            )
-            stream = UnsafeSeededRandomness(1, name)
-            found, clipped = encode_update(change, layout=layout, codec=resolved.codec, weight=weight, stream=stream)
-            assert not clipped
-            for block, values in found.items():
+            save_arrays(self._trained, resolved.strategy.fit(site))
+            kept = encode(
+                resolved,
+                round_context(
+                    resolved, number=1, attempt=1, kind=RoundKind.TRAIN, base_model=b"", shared=self.model.layout,
+                    invited=self.circles[circle], asked=asked or (),
+                ),
+                Result(samples=site.samples, metrics=SiteMetrics(), richness=resolved.strategy.richness(site)),
+                base=b"",
+                trained=self._trained,
+                stream=KeyStream(name.encode().ljust(32)),
+                check_size=lambda _: None,
+            )  # fmt: skip
+            weight = kept.weight
+            for block, values in kept.blocks.items():
+                if block == METRICS_BLOCK:
+                    continue
                 mine = BlockSum(total=values.astype(np.int64), weight=weight, contributors=1)
                 before = blocks.get(block, BlockSum(total=np.zeros_like(mine.total), weight=0, contributors=0))
                 blocks[block] = BlockSum(
