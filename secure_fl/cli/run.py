@@ -96,17 +96,17 @@ def run(
             typer.echo(line, err=True)
 
     # Imported late: `--help` and mistakes in the settings should answer at once.
-    from secure_fl.api.simulate import BlocksClosedWarning, new_folder, simulate
+    from secure_fl.api.simulate import BlocksClosedWarning, run_folder, simulate
 
-    folder = out or new_folder(parsed.study.name)
-    try:
-        with warnings.catch_warnings(action="ignore", category=BlocksClosedWarning):  # an error, below
+    ignored = warnings.catch_warnings(action="ignore", category=BlocksClosedWarning)  # an error, below
+    with run_folder(out, parsed.study.name) as folder, ignored:
+        try:
             summary = simulate(
                 parsed, engine=engine, out=folder, policy=policy, progress=not as_json, track=track or (), start=start
             ).summary
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
-        raise typer.Exit(130) from None
+        except KeyboardInterrupt:
+            typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
+            raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps(summary))
     else:

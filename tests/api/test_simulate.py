@@ -465,13 +465,24 @@ def test_a_file_and_changes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert study.metrics.share == "per-node"  # one person plays every site
     assert _study({"metrics": "aggregate"}, {}, {}).metrics.share == "aggregate"
     assert _study(Study.of(metrics="none"), {}, {"rounds": 3}).metrics.share == "none"
-    monkeypatch.chdir(tmp_path)
-    from secure_fl.api.simulate import new_folder
 
-    first = new_folder("trial")
-    monkeypatch.setattr("time.strftime", lambda _: first.name.removeprefix("trial-"))
-    first.mkdir(parents=True)
-    assert new_folder("trial").name == f"{first.name}-2"
+
+def test_runs_that_begin_in_the_same_second_get_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101-120000")
+
+    async def notebook() -> list[Run]:
+        return await asyncio.gather(*(simulate_async(**QUICK, rounds=1) for _ in range(2)))
+
+    folders = [run.folder.name for run in asyncio.run(notebook())]
+    assert folders == ["study-20260101-120000", "study-20260101-120000-2"]
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="engine"):
+        simulate(**QUICK, rounds=1, engine="procs")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_to_do_stands_below_a_traceback(run: Run) -> None:
