@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from secure_fl.tasks.code_digest import TaskCode
 
 
+_HASH = re.compile("[0-9a-f]{64}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Approve a study, or tell what this node knows."""
     parser = argparse.ArgumentParser(prog="python -m node.desk", description=__doc__)
@@ -74,13 +77,13 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
         if study is not None:
             _require_fit(study)
             require_own_start(study)
-    for (study_id, study), price in zip(chosen, costs, strict=True):
+    for wanted, (study_id, study), price in zip(studies, chosen, costs, strict=True):
         given, code = approval_of(study)
         store.approve(study_id, given)
         if study is not None:
             keep_terms(store, study)
         sys.stdout.write(f"approved: {study_id}{f' ({study.study.name})' if study else ''}\n")
-        for line in (*code, *price, *(_doubts(file, store, study) if study is not None else ())):
+        for line in (*_unwritten(wanted), *code, *price, *(_doubts(file, store, study) if study is not None else ())):
             sys.stdout.write(f"  {line}\n")
         if store.offered(study_id) is None:
             sys.stdout.write(
@@ -89,6 +92,16 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
             if study is None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
                 sys.stdout.write("  → its code was not looked at: approve it once more then\n")
+
+
+def _unwritten(wanted: str) -> tuple[str, ...]:
+    """What is said of a study file that leaves its initial model to be made: another torch may make another one."""
+    if _HASH.fullmatch(wanted) or Study.read(Path(wanted)).study.initial:
+        return ()
+    return (
+        "WARNING: this file is not written out (study.initial is missing), so that its hash may differ elsewhere: ask "
+        "the study lead for what `secure-fl study check --write` wrote",
+    )
 
 
 def _require_fit(study: Study) -> None:
@@ -163,7 +176,7 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
 
 def _chosen(file: NodeFile, store: NodeStore, wanted: str) -> tuple[str, Study | None]:
     """The hash that is meant and, if it is known here, the study. Raises `RefusedError` for one without this site."""
-    if re.fullmatch(r"[0-9a-f]{64}", wanted):
+    if _HASH.fullmatch(wanted):
         study_id, settings = wanted, store.offered(wanted)
         study = None if settings is None else Study.from_canonical(settings)
         if study is not None and study.id != wanted:

@@ -38,7 +38,14 @@ def submit(
 
     Example: secure-fl study submit heart.toml --as operator.toml
     """
-    study = ready(Study.read(path))
+    written = Study.read(path)
+    study = ready(written)
+    if not written.study.initial:
+        typer.echo(
+            f"warning: {path} is not written out, so that a site may compute another hash from it: give sites what "
+            f"`secure-fl study check {path} --write {path}` writes",
+            err=True,
+        )
     for doubt in doubts(study):
         typer.echo(f"warning: {doubt}", err=True)
     lead = Operator(operator)

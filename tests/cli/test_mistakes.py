@@ -117,6 +117,15 @@ def test_what_needs_no_data_is_found_before_a_study_is_submitted(
     assert message in result.exception.message
 
 
+def test_a_study_that_is_not_written_out_is_handed_in_with_a_word_about_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(tomli_w.dumps({"study": {"roster": ROSTER}}))
+    submit = ["study", "submit", str(path), "--as", str(tmp_path / "operator.toml")]
+    assert f"study check {path} --write {path}" in invoke(app, submit).stderr
+    assert invoke(app, ["study", "check", str(path), "--write", str(path)]).exit_code == 0
+    assert "not written out" not in invoke(app, submit).stderr
+
+
 def test_a_budget_that_protects_nobody_is_allowed_and_said(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text(tomli_w.dumps({"privacy": {**NOISE, "epsilon": 1e9}, "study": {"roster": ROSTER}}))
