@@ -114,8 +114,8 @@ def _load(name: str, target: str) -> type[Task]:
     try:
         found = attrgetter(attribute)(loaded)
     except AttributeError:
-        # Python takes a folder of that name for a module, too, and an empty one.
-        folder = getattr(loaded, "__file__", None) is None
+        # Python takes a folder of that name for a module, too, and an empty one. Its own modules have no file, either.
+        folder = getattr(loaded, "__file__", None) is None and hasattr(loaded, "__path__")
         raise TaskUnavailableError(
             f"task {name!r}: module {module!r} has no {attribute!r}" + (" (it is a folder)" if folder else ""),
             advice=f"run the command in the folder {module}" if folder else "correct the name after the colon",

@@ -100,7 +100,7 @@ SCRIPT = GRAPH.pop("secure_fl.__main__")
 
 def test_the_front_door_opens_on_the_api_alone() -> None:
     assert {room(other) for other in DOOR} == {"api", "study"}
-    assert SCRIPT == {"secure_fl.cli"}
+    assert {"secure_fl.cli"} == SCRIPT
     assert {other for others in GRAPH.values() for other in others if other == "secure_fl"} == {"secure_fl"}
 
 
