@@ -66,6 +66,15 @@ class UnknownNameError(SettingsError):
         self.nearest = nearest
 
 
+class UnknownModelError(UnknownNameError, KeyError):
+    """A run has no model of this name. Also a `KeyError`, since its models are a mapping."""
+
+    code = "UnknownModel"
+
+    def __str__(self) -> str:  # a KeyError's is in quotation marks
+        return self.message
+
+
 class TaskUnavailableError(SettingsError):
     """A task's code is not installed here, cannot be imported, or is no task."""
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from secure_fl import tasks
 from secure_fl.api.rows import Table, table
-from secure_fl.errors import SettingsError, StorageError
+from secure_fl.errors import SettingsError, StorageError, UnknownModelError
 from secure_fl.hints import shown_hints
 from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.wording import whose
-from secure_fl.settings import require_known
+from secure_fl.settings import nearest, require_known
 from secure_fl.study.settings import Study
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ class Run:
     def open(cls, folder: str | Path) -> Self:
         """A run of before, by its output folder. Raises `StorageError` or `SettingsError` where there is none."""
         folder = Path(folder)
+        if not (folder / "study.toml").is_file():
+            raise SettingsError(
+                f"{folder}: is no folder of a run",
+                advice="give the output folder of a run: what was `out`, or a folder in runs/",
+            )
         study = Study.read(folder / "study.toml")
         try:
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -160,7 +165,8 @@ class Models(Mapping[str, "nn.Module"]):
                 advice='every site has its own: run.models["site-01"]',
             )
         if name not in tuple(self):
-            raise KeyError(name)
+            known = tuple(self)
+            raise UnknownModelError("model", str(name), nearest=nearest(str(name), known), known=known)
         settings = self._run.study.task
         return read_model(self.path(name), tasks.create(settings.name, settings.settings))
 
