@@ -162,6 +162,7 @@ def _from_template(
     protection = protection or protect.suitable(strategies.asks(strategy))
     require_known("protection", protection, protect.known())
     task = task or strategies.defaults(strategy).get("task.name", "digits")
+    tasks.require_spelling(task)
     return _TEMPLATE.format(
         name=name,
         seed=seed,
