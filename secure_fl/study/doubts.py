@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from secure_fl.study.settings import Study
-from secure_fl.study.simulated import simulated_names
+from secure_fl.study.simulated import SimulationSection, simulated_names
 
 # Above this, a guess about one record may become e^10 = 22,000 times as likely through what is published.
 WEAK_EPSILON = 10.0
+
+# Which partitions look at a key of [simulation].
+_ONLY_FOR = {
+    "alpha": ("dirichlet",),
+    "classes": ("pathological", "rotated-pathological"),
+    "domains": ("rotated", "rotated-pathological"),
+    "degrees": ("rotated", "rotated-pathological"),
+}
 
 
 def doubts(study: Study) -> tuple[str, ...]:
@@ -34,4 +44,17 @@ def doubts(study: Study) -> tuple[str, ...]:
                 f"a version is made of {study.rounds.buffer} turns, and nothing limits how long the first of them "
                 "waits: one absent site may hold every circle up until rounds.patience is over; set rounds.flush_after"
             )
-    return tuple(found)
+    return (*found, *_unused(study))
+
+
+def _unused(study: Study) -> Iterator[str]:
+    """Values of [simulation] that the partition does not look at. At its default, a value may be nobody's."""
+    simulation = study.simulation
+    for key, partitions in _ONLY_FOR.items():
+        value = getattr(simulation, key)
+        if simulation.partition not in partitions and value != SimulationSection.model_fields[key].default:
+            several = " and ".join(repr(one) for one in partitions)
+            yield (
+                f"simulation.{key} = {value:g} changes nothing: simulation.partition is {simulation.partition!r}, and "
+                f"only {several} look{'s' if len(partitions) == 1 else ''} at it"
+            )

@@ -49,6 +49,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"name": "visits"}, "simulation": {"partition": "iid"}}, "patients of its own", "natural"),
     ({"simulation": {"partition": "natural"}}, "carry no site labels", "use iid"),
     ({"simulation": {"slow": {"site-1": 5.0}}}, "no simulated site is called 'site-1'", "site-01"),
+    ({"simulation": {"nodes": 3, "slow": {"site-04": 5.0}}}, "site is called 'site-04'", "site-01 to site-03"),
     ({"simulation": {"nodes": 500}}, "cannot give each of 500 nodes", "fewer nodes"),
     # --- parts that do not fit together
     ({"strategy": {"name": "fedcca"}, "protection": {"kind": "masked"}}, "'masked' does not serve", "sealed"),
@@ -145,6 +146,25 @@ def test_a_budget_that_protects_nobody_is_allowed_and_said(tmp_path: Path) -> No
     two: dict[str, Any] = {"simulation": {"nodes": 8}, "rounds": rounds}
     assert "one absent site may hold every circle up" in doubts(Study.parse(two))[0]
     assert doubts(Study.parse({**two, "rounds": {**rounds, "flush_after": 60}})) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "partition", "used_by"),
+    [
+        ("alpha", 0.3, "iid", "dirichlet"),
+        ("classes", 3, "dirichlet", "pathological"),
+        ("domains", 3, "natural", "rotated"),
+        ("degrees", 180, "pathological", "rotated-pathological"),
+    ],
+)
+def test_a_value_that_the_partition_does_not_look_at_is_said(
+    key: str, value: float, partition: str, used_by: str
+) -> None:
+    (said,) = doubts(Study.parse({"simulation": {key: value, "partition": partition}}))
+    assert f"simulation.{key} = {value} changes nothing" in said
+    assert repr(used_by) in said
+    assert doubts(Study.parse({"simulation": {key: value, "partition": used_by}})) == ()
+    assert doubts(Study.parse({"simulation": {"partition": partition}})) == ()
 
 
 def test_run_says_what_it_chose_and_prints_nothing_else_with_json(tmp_path: Path) -> None:
