@@ -20,6 +20,7 @@ from node.policy import Policy, require_task
 from node.privacy import limit_of, plan_here
 from node.store import NodeStore, read_cursor
 from secure_fl import tasks
+from secure_fl.counting import counted
 from secure_fl.errors import RefusedError, SecureFLError, SettingsError, UsageError
 from secure_fl.files import private_folder
 from secure_fl.privacy.decisions import this_user
@@ -150,7 +151,9 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
     if plan is None:
         return ("no differential privacy: nothing limits how much its results can reveal about single records",)
     limit, dataset = limit_of(file), study.task.dataset_id
-    lines = [f"cost here: epsilon {plan.epsilon_total:.3g} with delta {plan.delta:g} for {plan.rounds} rounds"]
+    lines = [
+        f"cost here: epsilon {plan.epsilon_total:.3g} with delta {plan.delta:g} for {counted(plan.rounds, 'round')}"
+    ]
     if limit is None:
         return (*lines, "this site sets no limit: [policy] epsilon and delta in its file would")
     entries = own_entries(file, store)
@@ -158,8 +161,8 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
     fits = limit.rounds_left(spent, plan.cost_per_round) or 0
     if fits < plan.rounds:
         raise RefusedError(
-            f"study {study.study.name!r} needs {plan.rounds} rounds, and the privacy budget that is left of data set "
-            f"{dataset!r} is enough for {fits}; nothing was approved",
+            f"study {study.study.name!r} needs {counted(plan.rounds, 'round')}, and the privacy budget that is "
+            f"left of data set {dataset!r} is enough for {fits}; nothing was approved",
             advice="raise [policy] epsilon if the site agrees to that, or ask the study lead for one that costs less",
         )
     this = tuple(plan.cost_per_round * plan.rounds)
@@ -167,7 +170,7 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
     lines.append(f"budget of {dataset!r}: {100 * used:.0f} % used now, {100 * after:.0f} % after this study")
     if others := commitments(file, store, entries, study):
         together = limit.spent_fraction((*spent, *this, *(event for one in others for event in one.events)))
-        named = ", ".join(f"{one.name!r} ({one.rounds} rounds left)" for one in others)
+        named = ", ".join(f"{one.name!r} ({counted(one.rounds, 'round')} left)" for one in others)
         lines.append(f"also approved here and not finished: {named}; with all of them {100 * together:.0f} %")
         if together > 1:
             lines.append("WARNING: that is more than there is: the study that comes last stops before its end")
@@ -208,6 +211,8 @@ def _require_this_site(file: NodeFile, study: Study) -> None:
 def _study_in(file: NodeFile, path: Path) -> Study:
     """A study file's, as `study show` explains it. Part of a hash approves nothing: another study may share it."""
     if not path.exists():
+        if path.suffix or len(path.parts) > 1:  # A file was meant.
+            raise UsageError(f"{path}: no such file", advice="give the study's file, or its hash")
         raise UsageError(
             f"{str(path)!r} is neither a study's hash (64 hexadecimal digits) nor a study file",
             advice="`secure-fl study show` prints the hash",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from secure_fl import tasks
 from secure_fl.api.rows import Table, table
+from secure_fl.counting import counted
 from secure_fl.errors import SettingsError, StorageError, UnknownModelError
 from secure_fl.hints import shown_hints
 from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
@@ -118,7 +119,9 @@ class Run:
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in self._figures().items())
-        return f"Run({self.record.study!r}, {self.record.strategy}, {self.summary['rounds']} rounds, {figures})"
+        return (
+            f"Run({self.record.study!r}, {self.record.strategy}, {counted(self.summary['rounds'], 'round')}, {figures})"
+        )
 
     def _figures(self) -> dict[str, float]:
         wanted = ("mean_accuracy", "global_accuracy", "mean_mse")

@@ -11,6 +11,7 @@ import typer
 
 from secure_fl.api.operator import Operator, fetch_record, find, plain, ready, write_report
 from secure_fl.cli import status_text
+from secure_fl.counting import counted
 from secure_fl.operations.operator import Operator as Connection
 from secure_fl.results import history as histories
 from secure_fl.rpc import operations_pb2 as pb
@@ -96,7 +97,7 @@ def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
     """
 
     ended = Operator(operator).stop(study_id)
-    typer.echo(f"study {ended['study_id']} is {ended['state']} after {ended['rounds_done']} rounds")
+    typer.echo(f"study {ended['study_id']} is {ended['state']} after {counted(ended['rounds_done'], 'round')}")
 
 
 def export(

@@ -185,6 +185,7 @@ def test_run_says_what_it_chose_and_prints_nothing_else_with_json(tmp_path: Path
     assert result.exit_code == 0, result.exception
     assert "as suits task visits: simulation.partition = natural" in result.stderr
     assert "protection 'sealed' was chosen" in result.stderr
+    assert "\n1 round in " in result.stdout
     result = invoke(app, [*arguments, "--out", str(tmp_path / "b"), "--json"])
     assert json.loads(result.stdout)["seeded"] is None
     assert "as suits" not in result.stderr

@@ -96,6 +96,14 @@ def test_a_new_task_takes_part_in_a_study(folder: Path, tmp_path: Path) -> None:
     assert summary["metrics"]["auc"] > 0.8
 
 
+def test_what_to_do_next_names_the_folder_where_it_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "into beds.py, then\n  python -m pytest" in call("task", "new", "beds", "--out", ".")[1]
+    assert "into beds/beds.py, then, in beds\n  python -m pytest" in call("task", "new", "beds")[1]
+
+
 def test_nothing_is_overwritten_and_no_name_is_taken_that_means_something_else(folder: Path) -> None:
     rows(folder)
     text = (folder / f"{MODULE}.py").read_text()
