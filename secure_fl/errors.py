@@ -337,6 +337,7 @@ class UnknownStudyError(RoundError):
     """The coordinator has no such study."""
 
     code = "UnknownStudy"
+    exit_code = 3  # A command names it, as it names a file that is not there.
     status = "NOT_FOUND"
     advice = "`secure-fl study status` lists the studies of a coordinator"
 

@@ -89,8 +89,9 @@ def test_a_study_is_meant_by_its_name_or_the_beginning_of_its_hash_unless_two_co
     for wanted in ("heart", "a"):
         with pytest.raises(UsageError, match=r"could be any of: heart ab0+, heart ac0+"):
             asyncio.run(find(lead, wanted))
-    with pytest.raises(UnknownStudyError):
+    with pytest.raises(UnknownStudyError) as unknown:
         asyncio.run(find(lead, "liver"))
+    assert unknown.value.exit_code == SettingsError.exit_code  # nothing failed: the command names what is not there
 
 
 @pytest.mark.parametrize("strategy", strategies.known())

@@ -101,7 +101,7 @@ def test_what_to_do_next_names_the_folder_where_it_is_another_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "into beds.py, then\n  python -m pytest" in call("task", "new", "beds", "--out", ".")[1]
-    assert "into beds/beds.py, then, in beds\n  python -m pytest" in call("task", "new", "beds")[1]
+    assert "into cots/cots.py, then, in cots\n  python -m pytest" in call("task", "new", "cots")[1]
 
 
 def test_nothing_is_overwritten_and_no_name_is_taken_that_means_something_else(folder: Path) -> None:
