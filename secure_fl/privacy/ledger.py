@@ -277,9 +277,10 @@ def has_entries(path: Path) -> bool:
 
 def _looks_like_entry(line: bytes) -> bool:
     try:
-        return {"sequence", "previous", "signature"} <= json.loads(line).keys()
-    except (ValueError, AttributeError, RecursionError):
+        body = json.loads(line)
+    except (ValueError, RecursionError):
         return False
+    return isinstance(body, dict) and {"sequence", "previous", "signature"} <= body.keys()
 
 
 def _content(path: Path) -> bytes:
