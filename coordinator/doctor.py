@@ -15,6 +15,7 @@ from coordinator import first_models
 from coordinator.config import CoordinatorFile
 from coordinator.store import Store
 from secure_fl.addresses import split_address
+from secure_fl.counting import counted
 from secure_fl.errors import DoubtError, SettingsError, StorageError
 from secure_fl.identity.certificates import Certificate
 from secure_fl.operations import doctor
@@ -72,7 +73,7 @@ def _store(file: CoordinatorFile) -> str:
         raise StorageError(f"{path}: {error}", advice="restore the state folder from a backup") from None
     if sound != "ok":
         raise StorageError(f"{path}: {sound}", advice="restore the state folder from a backup")
-    return ", ".join(f"{count} studies {state}" for state, count in states.items()) or "no studies"
+    return ", ".join(f"{counted(count, 'study', 'studies')} {state}" for state, count in states.items()) or "no studies"
 
 
 def _listed(file: CoordinatorFile, listed: str) -> str:

@@ -20,6 +20,7 @@ from node.policy import Policy, require_task
 from node.privacy import limit_of, plan_here
 from node.store import NodeStore, read_cursor
 from secure_fl import tasks
+from secure_fl.counting import counted
 from secure_fl.errors import RefusedError, SecureFLError, SettingsError, UsageError
 from secure_fl.files import private_folder
 from secure_fl.privacy.decisions import this_user
@@ -34,6 +35,9 @@ from secure_fl.tasks.package_digest import package_sha256
 
 if TYPE_CHECKING:
     from secure_fl.tasks.code_digest import TaskCode
+
+
+_HASH = re.compile("[0-9a-f]{64}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,13 +78,13 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
         if study is not None:
             _require_fit(study)
             require_own_start(study)
-    for (study_id, study), price in zip(chosen, costs, strict=True):
+    for wanted, (study_id, study), price in zip(studies, chosen, costs, strict=True):
         given, code = approval_of(study)
         store.approve(study_id, given)
         if study is not None:
             keep_terms(store, study)
         sys.stdout.write(f"approved: {study_id}{f' ({study.study.name})' if study else ''}\n")
-        for line in (*code, *price, *(_doubts(file, store, study) if study is not None else ())):
+        for line in (*_unwritten(wanted), *code, *price, *(_doubts(file, store, study) if study is not None else ())):
             sys.stdout.write(f"  {line}\n")
         if store.offered(study_id) is None:
             sys.stdout.write(
@@ -89,6 +93,16 @@ def _approve(file: NodeFile, store: NodeStore, studies: list[str]) -> None:
             if study is None:
                 sys.stdout.write("  → compare the hash with what `secure-fl study show` prints\n")
                 sys.stdout.write("  → its code was not looked at: approve it once more then\n")
+
+
+def _unwritten(wanted: str) -> tuple[str, ...]:
+    """What is said of a study file that leaves its initial model to be made: another torch may make another one."""
+    if _HASH.fullmatch(wanted) or Study.read(Path(wanted)).study.initial:
+        return ()
+    return (
+        "WARNING: this file is not written out (study.initial is missing), so that its hash may differ elsewhere: ask "
+        "the study lead for what `secure-fl study check --write` wrote",
+    )
 
 
 def _require_fit(study: Study) -> None:
@@ -137,7 +151,9 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
     if plan is None:
         return ("no differential privacy: nothing limits how much its results can reveal about single records",)
     limit, dataset = limit_of(file), study.task.dataset_id
-    lines = [f"cost here: epsilon {plan.epsilon_total:.3g} with delta {plan.delta:g} for {plan.rounds} rounds"]
+    lines = [
+        f"cost here: epsilon {plan.epsilon_total:.3g} with delta {plan.delta:g} for {counted(plan.rounds, 'round')}"
+    ]
     if limit is None:
         return (*lines, "this site sets no limit: [policy] epsilon and delta in its file would")
     entries = own_entries(file, store)
@@ -145,8 +161,8 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
     fits = limit.rounds_left(spent, plan.cost_per_round) or 0
     if fits < plan.rounds:
         raise RefusedError(
-            f"study {study.study.name!r} needs {plan.rounds} rounds, and the privacy budget that is left of data set "
-            f"{dataset!r} is enough for {fits}; nothing was approved",
+            f"study {study.study.name!r} needs {counted(plan.rounds, 'round')}, and the privacy budget that is "
+            f"left of data set {dataset!r} is enough for {fits}; nothing was approved",
             advice="raise [policy] epsilon if the site agrees to that, or ask the study lead for one that costs less",
         )
     this = tuple(plan.cost_per_round * plan.rounds)
@@ -154,7 +170,7 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
     lines.append(f"budget of {dataset!r}: {100 * used:.0f} % used now, {100 * after:.0f} % after this study")
     if others := commitments(file, store, entries, study):
         together = limit.spent_fraction((*spent, *this, *(event for one in others for event in one.events)))
-        named = ", ".join(f"{one.name!r} ({one.rounds} rounds left)" for one in others)
+        named = ", ".join(f"{one.name!r} ({counted(one.rounds, 'round')} left)" for one in others)
         lines.append(f"also approved here and not finished: {named}; with all of them {100 * together:.0f} %")
         if together > 1:
             lines.append("WARNING: that is more than there is: the study that comes last stops before its end")
@@ -163,7 +179,7 @@ def cost_here(file: NodeFile, store: NodeStore, study: Study) -> tuple[str, ...]
 
 def _chosen(file: NodeFile, store: NodeStore, wanted: str) -> tuple[str, Study | None]:
     """The hash that is meant and, if it is known here, the study. Raises `RefusedError` for one without this site."""
-    if re.fullmatch(r"[0-9a-f]{64}", wanted):
+    if _HASH.fullmatch(wanted):
         study_id, settings = wanted, store.offered(wanted)
         study = None if settings is None else Study.from_canonical(settings)
         if study is not None and study.id != wanted:
@@ -195,6 +211,8 @@ def _require_this_site(file: NodeFile, study: Study) -> None:
 def _study_in(file: NodeFile, path: Path) -> Study:
     """A study file's, as `study show` explains it. Part of a hash approves nothing: another study may share it."""
     if not path.exists():
+        if path.suffix or len(path.parts) > 1:  # A file was meant.
+            raise UsageError(f"{path}: no such file", advice="give the study's file, or its hash")
         raise UsageError(
             f"{str(path)!r} is neither a study's hash (64 hexadecimal digits) nor a study file",
             advice="`secure-fl study show` prints the hash",

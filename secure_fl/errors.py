@@ -71,6 +71,15 @@ class UnknownNameError(SettingsError):
         self.nearest = nearest
 
 
+class UnknownModelError(UnknownNameError, KeyError):
+    """A run has no model of this name. Also a `KeyError`, since its models are a mapping."""
+
+    code = "UnknownModel"
+
+    def __str__(self) -> str:  # a KeyError's is in quotation marks
+        return self.message
+
+
 class TaskUnavailableError(SettingsError):
     """A task's code is not installed here, cannot be imported, or is no task."""
 
@@ -333,6 +342,7 @@ class UnknownStudyError(RoundError):
     """The coordinator has no such study."""
 
     code = "UnknownStudy"
+    exit_code = 3  # A command names it, as it names a file that is not there.
     status = "NOT_FOUND"
     advice = "`secure-fl study status` lists the studies of a coordinator"
 

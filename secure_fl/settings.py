@@ -85,6 +85,10 @@ def set_dotted(table: dict[str, Any], assignment: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
+        if text.lstrip().startswith("{"):
+            raise SettingsError(
+                f"--set {key}: {_short(text)} is not a table in TOML", advice='for example {"site-02"=5.0}'
+            ) from None
         value = text
     *sections, last = key.strip().split(".")
     for section in sections:

@@ -40,7 +40,7 @@ from secure_fl.results.record import StudyRecord
 from secure_fl.results.summary import DEPLOYED, summarise
 from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.study.settings import Study
-from secure_fl.tasks import files
+from secure_fl.tasks import files, in_process
 
 if TYPE_CHECKING:
     from secure_fl.study.start import Start
@@ -318,6 +318,7 @@ def _unbegun(status: pb.StudyStatus) -> StudyRecord:
 def _code(task: str | type[Task]) -> type[Task]:
     """The code that whoever exports says the study's task is. Raises `TaskUnavailableError`."""
     if not isinstance(task, str):
+        in_process.require_task(task)
         return task
     try:
         listed = files.parse_entry(task)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from secure_fl import tasks
 from secure_fl.api.rows import Table, table
-from secure_fl.errors import SettingsError, StorageError
+from secure_fl.counting import counted
+from secure_fl.errors import SettingsError, StorageError, UnknownModelError
 from secure_fl.hints import shown_hints
 from secure_fl.results.history import COLUMNS, SITE_COLUMNS, Row, columns_of, history, site_history, write_csv
 from secure_fl.results.record import StudyRecord
 from secure_fl.results.wording import whose
-from secure_fl.settings import require_known
+from secure_fl.settings import nearest, require_known
 from secure_fl.study.settings import Study
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ class Run:
     def open(cls, folder: str | Path) -> Self:
         """A run of before, by its output folder. Raises `StorageError` or `SettingsError` where there is none."""
         folder = Path(folder)
+        if not (folder / "study.toml").is_file():
+            raise SettingsError(
+                f"{folder}: is no folder of a run",
+                advice="give the output folder of a run: what was `out`, or a folder in runs/",
+            )
         study = Study.read(folder / "study.toml")
         try:
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -113,7 +119,9 @@ class Run:
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in self._figures().items())
-        return f"Run({self.record.study!r}, {self.record.strategy}, {self.summary['rounds']} rounds, {figures})"
+        return (
+            f"Run({self.record.study!r}, {self.record.strategy}, {counted(self.summary['rounds'], 'round')}, {figures})"
+        )
 
     def _figures(self) -> dict[str, float]:
         wanted = ("mean_accuracy", "global_accuracy", "mean_mse")
@@ -160,7 +168,8 @@ class Models(Mapping[str, "nn.Module"]):
                 advice='every site has its own: run.models["site-01"]',
             )
         if name not in tuple(self):
-            raise KeyError(name)
+            known = tuple(self)
+            raise UnknownModelError("model", str(name), nearest=nearest(str(name), known), known=known)
         settings = self._run.study.task
         return read_model(self.path(name), tasks.create(settings.name, settings.settings))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -18,6 +18,7 @@ from secure_fl.api.progress import shown
 from secure_fl.api.run import Run
 from secure_fl.errors import SettingsError
 from secure_fl.events import Event, Listener
+from secure_fl.files import make_folder
 from secure_fl.hints import shown_hints
 from secure_fl.simulation.stopping import Stoppable
 from secure_fl.strategies.base import Strategy
@@ -71,17 +72,18 @@ def simulate(
     Ctrl-C stops everything that was started. Raises `SettingsError` before anything has begun, and `StudyAbortedError`
     or another `SecureFLError` for a study that does not finish.
     """
-    plan = _plan(
-        study,
-        words={
-            "task": task, "strategy": strategy, "protection": protection,
-            "rounds": rounds, "nodes": nodes, "seed": seed, "name": name, "partition": partition,
-            "privacy": privacy, "epsilon": epsilon, "delta": delta, "metrics": metrics,
-        },
-        settings=settings, policy=policy, engine=engine, out=out, start=start,
-        progress=progress, track=track, listener=listener,
-    )  # fmt: skip
     with ExitStack() as stack:
+        plan = _plan(
+            stack,
+            study,
+            words={
+                "task": task, "strategy": strategy, "protection": protection,
+                "rounds": rounds, "nodes": nodes, "seed": seed, "name": name, "partition": partition,
+                "privacy": privacy, "epsilon": epsilon, "delta": delta, "metrics": metrics,
+            },
+            settings=settings, policy=policy, engine=engine, out=out, start=start,
+            progress=progress, track=track, listener=listener,
+        )  # fmt: skip
         tracked = plan.tracked()
         return plan.finished(run_beside(plan.work(tracked), plan.shown_by(stack, tracked)))
 
@@ -113,11 +115,12 @@ async def simulate_async(
     """As `simulate`, for whoever awaits it: the event loop goes on meanwhile, and cancelling stops the simulation."""
     with shown_hints(), ExitStack() as stack:
         plan = _plan(
+            stack,
             study,
             words={
                 "task": task, "strategy": strategy, "protection": protection,
                 "rounds": rounds, "nodes": nodes, "seed": seed, "name": name, "partition": partition,
-            "privacy": privacy, "epsilon": epsilon, "delta": delta, "metrics": metrics,
+                "privacy": privacy, "epsilon": epsilon, "delta": delta, "metrics": metrics,
             },
             settings=settings, policy=policy, engine=engine, out=out, start=start,
             progress=progress, track=track, listener=listener,
@@ -195,6 +198,7 @@ class _Plan:
 
 
 def _plan(
+    stack: ExitStack,
     study: AnyStudy,
     *,
     words: Mapping[str, Any],
@@ -216,7 +220,7 @@ def _plan(
         _require_elsewhere(chosen)
     return _Plan(
         study=chosen,
-        folder=Path(out) if out is not None else new_folder(chosen.study.name),
+        folder=stack.enter_context(run_folder(out, chosen.study.name)),
         start=None if start is None else Path(start),
         policy=dict(policy or {}),
         engine=engine,
@@ -245,14 +249,36 @@ def _study(study: AnyStudy, settings: Mapping[str, Any], words: Mapping[str, Any
     return study
 
 
+@contextmanager
+def run_folder(out: str | Path | None, name: str) -> Iterator[Path]:
+    """Where a run goes: `out`, or a new folder, of which nothing stays if nothing was begun in it."""
+    if out is not None:
+        yield Path(out)
+        return
+    folder = new_folder(name)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # not empty: that is the run
+            folder.rmdir()
+            folder.parent.rmdir()
+
+
 def new_folder(name: str) -> Path:
-    """Where a run goes whose folder nobody chose."""
+    """Make the folder of a run for which nobody chose one. Several runs of one second get one each."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     found, number = base, 1
-    while found.exists():  # another run of this second
-        number += 1
-        found = base.with_name(f"{base.name}-{number}")
-    return found
+    while True:
+        make_folder(base.parent)
+        try:
+            found.mkdir()
+        except FileExistsError:
+            number += 1
+            found = base.with_name(f"{base.name}-{number}")
+        except FileNotFoundError:  # Another run that came to nothing has just removed `runs`.
+            continue
+        else:
+            return found
 
 
 def _require_elsewhere(study: Study) -> None:

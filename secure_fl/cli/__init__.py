@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -59,8 +59,12 @@ def main() -> None:
     except SecureFLError as error:
         _fail(error)
     except KeyboardInterrupt:
-        sys.stderr.write("secure-fl: interrupted; start the same command again to go on\n")
-        sys.exit(130)
+        _interrupted()
+    except SystemExit as left:
+        # Typer makes a silent exit code of Ctrl-C. A command that has said what to do now is left as it is.
+        if isinstance(left.__context__, typer.Exit) and isinstance(left.__context__.__cause__, KeyboardInterrupt):
+            _interrupted()
+        raise
     except OSError as error:
         # Space and permissions are what the usual advice is about; anything else is the path itself.
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -72,6 +76,11 @@ def main() -> None:
             raise
         sys.stderr.write(f"secure-fl: unexpected {type(error).__name__}; --debug before the command shows where\n")
         sys.exit(_UNEXPECTED)
+
+
+def _interrupted() -> NoReturn:
+    sys.stderr.write("secure-fl: interrupted\n")
+    sys.exit(130)
 
 
 def _fail(error: SecureFLError) -> None:

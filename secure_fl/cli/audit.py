@@ -152,18 +152,25 @@ def for_auditors(error: SecureFLError) -> SecureFLError:
 
 
 def _examined(ledger: Path, *, ca: Path, site: str | None, witness: list[Path] | tuple[()], study: Any) -> Audit:
+    from secure_fl.identity.certificates import load_single
     from secure_fl.privacy.audit import examine
-    from secure_fl.privacy.ledger import read_site_ledger
+    from secure_fl.privacy.ledger import has_entries, read_site_ledger
     from secure_fl.privacy.witness import read_witness
 
     try:
         authority = ca.read_bytes()
+        load_single(authority, what=f"{ca}: the consortium's certificate")
+    except CertificateError as error:
+        error.hint = "give the consortium's ca.pem with --ca"
+        raise
     except OSError as error:
         raise CertificateError(
             f"{ca}: cannot be read ({error.strerror})", advice="give the consortium's ca.pem with --ca"
         ) from None
     # Witnesses first: a node that is running goes on writing, and a note of a line written since is no sign of a cut.
     seen = {path: read_witness(path, authority=authority) for path in witness}
+    if not has_entries(ledger):
+        raise MissingLedgerError(f"{ledger}: is no ledger")
     entries = read_site_ledger(ledger, authority=authority, site=site)
     notes = [note for told in seen.values() for note in told]
     found = examine(entries, notes=notes, studies=[_terms(path) for path in study])

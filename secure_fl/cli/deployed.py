@@ -11,6 +11,7 @@ import typer
 
 from secure_fl.api.operator import Operator, fetch_record, find, plain, ready, write_report
 from secure_fl.cli import status_text
+from secure_fl.counting import counted
 from secure_fl.operations.operator import Operator as Connection
 from secure_fl.results import history as histories
 from secure_fl.rpc import operations_pb2 as pb
@@ -38,7 +39,14 @@ def submit(
 
     Example: secure-fl study submit heart.toml --as operator.toml
     """
-    study = ready(Study.read(path))
+    written = Study.read(path)
+    study = ready(written)
+    if not written.study.initial:
+        typer.echo(
+            f"warning: {path} is not written out, so that a site may compute another hash from it: give sites what "
+            f"`secure-fl study check {path} --write {path}` writes",
+            err=True,
+        )
     for doubt in doubts(study):
         typer.echo(f"warning: {doubt}", err=True)
     lead = Operator(operator)
@@ -89,7 +97,7 @@ def stop(study_id: StudyId, operator: AsOperator = _DEFAULT) -> None:
     """
 
     ended = Operator(operator).stop(study_id)
-    typer.echo(f"study {ended['study_id']} is {ended['state']} after {ended['rounds_done']} rounds")
+    typer.echo(f"study {ended['study_id']} is {ended['state']} after {counted(ended['rounds_done'], 'round')}")
 
 
 def export(

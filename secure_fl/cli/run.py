@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +15,13 @@ from rich.table import Table
 
 from secure_fl import protect, strategies, tasks
 from secure_fl.cli.study import remarks
-from secure_fl.errors import BlocksClosedError
+from secure_fl.counting import counted
+from secure_fl.errors import BlocksClosedError, SettingsError
 from secure_fl.results.wording import sentences
-from secure_fl.settings import set_dotted
+from secure_fl.settings import nearest, set_dotted
 from secure_fl.simulation.narrator import human
 from secure_fl.study.settings import Study
+from secure_fl.study.shorthand import WORDS
 
 NOTHING_COMBINED = (
     "No combination was opened: every site has trained alone. Sites selected too few peers, or what they asked for "
@@ -85,6 +88,7 @@ def run(
             set_dotted(table, f"{key}={json.dumps(value)}")
     for assignment in assignments or ():
         set_dotted(table, assignment)
+        _require_section(assignment, table)
     policy = table.pop("policy", {})
     # One person sees every site here; a deployed study has to ask for this, and each site to allow it.
     table.setdefault("metrics", {}).setdefault("share", "per-node")
@@ -96,23 +100,44 @@ def run(
             typer.echo(line, err=True)
 
     # Imported late: `--help` and mistakes in the settings should answer at once.
-    from secure_fl.api.simulate import BlocksClosedWarning, new_folder, simulate
+    from secure_fl.api.simulate import BlocksClosedWarning, run_folder, simulate
 
-    folder = out or new_folder(parsed.study.name)
-    try:
-        with warnings.catch_warnings(action="ignore", category=BlocksClosedWarning):  # an error, below
+    ignored = warnings.catch_warnings(action="ignore", category=BlocksClosedWarning)  # an error, below
+    with run_folder(out, parsed.study.name) as folder, ignored:
+        try:
             summary = simulate(
                 parsed, engine=engine, out=folder, policy=policy, progress=not as_json, track=track or (), start=start
             ).summary
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
-        raise typer.Exit(130) from None
+        except KeyboardInterrupt:
+            typer.echo(f"interrupted; the same command with --out {folder} goes on where it stopped", err=True)
+            raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps(summary))
     else:
         _print(summary)
     if closed := summary["blocks_missing"]:
         raise BlocksClosedError(f"never opened, and as they were before the first round: {', '.join(closed)}")
+
+
+def _require_section(assignment: str, table: Mapping[str, Any]) -> None:
+    """Raise `SettingsError` for `--set epochs=3`: it names the sections that have such a key."""
+    key, value = assignment.partition("=")[0].strip(), assignment.partition("=")[2]
+    if "." in key or key == "policy" or (key in Study.model_fields and isinstance(table[key], dict)):
+        return
+    known: dict[str, list[str]] = {word: [dotted] for word, dotted in WORDS.items()}
+    for section, field in Study.model_fields.items():
+        for name in type(field.default).model_fields.keys() - {"settings"}:
+            known.setdefault(name, []).append(f"{section}.{name}")
+    section = table.get("strategy", {})
+    strategy = section.get("name", "fedavg") if isinstance(section, dict) else section
+    for name in strategies.settings(strategy).model_fields if strategy in strategies.known() else ():
+        known.setdefault(name, []).append(f"strategy.{name}")
+    if close := nearest(key, known):
+        meant = list(dict.fromkeys(known[close]))
+        raise SettingsError(
+            f"--set {key}: a key stands with its section; did you mean {' or '.join(map(repr, meant))}?",
+            advice=f"for example --set {meant[0]}={value}",
+        )
 
 
 def _print(summary: dict[str, Any]) -> None:
@@ -144,8 +169,8 @@ def _print(summary: dict[str, Any]) -> None:
     console.print(table)
     for sentence in sentences(summary):
         console.print(sentence, highlight=False, soft_wrap=True)
-    unit = "rounds" if summary["circles"] is None else "versions"
-    console.print(f"{summary['rounds']} {unit} in {summary['seconds']:.1f} s on engine {summary['engine']}")
+    unit = "round" if summary["circles"] is None else "version"
+    console.print(f"{counted(summary['rounds'], unit)} in {summary['seconds']:.1f} s on engine {summary['engine']}")
     if (possible := summary["combinations_possible"]) is not None:
         console.print(f"{summary['combinations_opened']} of {possible} combinations were opened")
         if not summary["combinations_opened"]:

@@ -17,7 +17,7 @@ from secure_fl import protect, strategies, tasks
 from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError, StorageError, UsageError
 from secure_fl.files import write_atomically
-from secure_fl.settings import require_known
+from secure_fl.settings import read_toml, require_known
 from secure_fl.study import recipes
 from secure_fl.study.data import require_data
 from secure_fl.study.defaults import chosen_protection, found
@@ -132,7 +132,7 @@ def new(
     """Write a study; see `_NEW_HELP`."""
     if path.exists() and not force:
         raise StorageError(f"{path}: exists already", advice="choose another name, or --force")
-    sites = Study.read(roster).study.roster if roster else {}
+    sites = _listed(roster) if roster else {}
     listed = tomli_w.dumps(sites).strip() or '# hospital-a = "…64 hexadecimal digits…"'
     seed = secrets.randbits(62)
     if recipe:
@@ -155,6 +155,15 @@ def new(
     typer.echo(f"{path}: written; next: secure-fl study show {path}")
 
 
+def _listed(roster: Path) -> dict[str, str]:
+    """The sites in the authority's list."""
+    advice = "`secure-fl pki sign` writes roster.toml, and `secure-fl pki roster` prints it"
+    sites = Study.parse(read_toml(roster, missing=advice)).study.roster
+    if not sites:
+        raise SettingsError(f"{roster}: names no site", advice=advice)
+    return sites
+
+
 def _from_template(
     name: str, seed: int, roster: str, task: str, strategy: str, protection: str, rounds: int, dataset: str
 ) -> str:
@@ -162,6 +171,7 @@ def _from_template(
     protection = protection or protect.suitable(strategies.asks(strategy))
     require_known("protection", protection, protect.known())
     task = task or strategies.defaults(strategy).get("task.name", "digits")
+    tasks.require_spelling(task)
     return _TEMPLATE.format(
         name=name,
         seed=seed,

@@ -30,7 +30,7 @@ def new(
     files = write_task(name, folder, kind=kind)
     for file in files:
         typer.echo(f"{file}: written")
-    typer.echo(f"next: write your columns and model into {files[1]}, then, in {folder}")
+    typer.echo(f"next: write your columns and model into {files[1]}, then" + (f", in {folder}" if folder.name else ""))
     typer.echo("  python -m pytest        # once before: pip install pytest")
     typer.echo(f"  secure-fl task check {files[1].stem}:{task_class(name)} --data FILE.csv")
     typer.echo("from there to the sites: docs/tasks.md, 'A task of your own'")

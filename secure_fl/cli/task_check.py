@@ -28,6 +28,7 @@ _SEED = 1
 _SITES = 5  # that share data which come with a task
 _STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 _NORMS = "use GroupNorm or LayerNorm"
+_CHECK = "secure-fl task check"
 _ADVICE = "correct it; `python -m pytest` beside the task shows all of the traceback"
 
 
@@ -65,12 +66,25 @@ class TaskCheck:
     # --- one check each -----------------------------------------------------------------------------------------
 
     def _find(self) -> str:
-        found = tasks.create(self._name, self._settings)
+        found = self._created()
         code, file = task_code(type(found)).text, shown_sha256(self._name)
         self._task = found
         # A site that lists the file is shown that digest by `node approve`, and one that has the module the source's.
         single = f"; the file with sha256:{file}" if file else ""
         return f"{type(found).__name__}, for {found.kind}; {code}{single}"
+
+    def _created(self) -> Task:
+        try:
+            return tasks.create(self._name, self._settings)
+        except TaskUnavailableError as error:
+            if _CHECK not in error.hint:
+                raise
+            # Elsewhere people are sent here to see what fails: here it is.
+            cause, module = error.__cause__, tasks.module_of(self._name)
+            missing = isinstance(cause, ModuleNotFoundError) and cause.name == module.partition(".")[0]
+            said = "" if cause is None or str(cause) in error.message else f": {cause}"
+            advice = f"run it in the folder that has {module}.py, or install the package that has {module}"
+            raise TaskUnavailableError(error.message + said, advice=advice if missing else _ADVICE) from cause
 
     def _preprocessing(self) -> str:
         try:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from secure_fl import tasks
-from secure_fl.errors import SettingsError, UsageError
+from secure_fl.errors import StorageError, UsageError
 from secure_fl.files import write_atomically
 
 KINDS = ("classification", "regression")
@@ -133,7 +133,7 @@ _OWN = {
 
 
 def write_task(name: str, folder: Path, *, kind: str) -> tuple[Path, ...]:
-    """Write the package of a new task into `folder`; returns its files. Raises `UsageError`, `SettingsError`."""
+    """Write the package of a new task into `folder`; returns its files. Raises `UsageError`, `StorageError`."""
     if kind not in KINDS:
         raise UsageError(f"unknown kind {kind!r}", advice=f"known: {', '.join(KINDS)}")
     module = _module(name)
@@ -147,7 +147,7 @@ def write_task(name: str, folder: Path, *, kind: str) -> tuple[Path, ...]:
         f"test_{module}.py": _TESTS.format(**words),
     }
     if there := [file for file in contents if (folder / file).exists()]:
-        raise SettingsError(f"{folder / there[0]}: is there already", advice="choose another --out")
+        raise StorageError(f"{folder / there[0]}: exists already", advice="choose another --out")
     _require_free(name, module)
     for file, text in contents.items():
         write_atomically(folder / file, text.encode())

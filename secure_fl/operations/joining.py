@@ -179,7 +179,8 @@ def accept_reply(reply: Invitation, *, role: str, file: Path) -> Certificate:
     # 2. It is this party's: role, name, and both keys.
     if certificate.role != role or (party.name and certificate.name != party.name):
         raise CertificateError(
-            f"the reply is for {certificate.role} {certificate.name!r}, not for {role} {party.name!r}",
+            f"the reply is for {certificate.role} {certificate.name!r}, not for "
+            + (f"{role} {party.name!r}" if party.name else f"this {role}"),
             advice="take the reply that bears this party's name",
         )
     _require_own_keys(party, certificate)

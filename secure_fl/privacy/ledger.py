@@ -267,6 +267,22 @@ def read_ledger(path: Path) -> Iterator[Entry]:
     yield from _verified(path, lines, torn=not content.endswith(b"\n"))
 
 
+def has_entries(path: Path) -> bool:
+    """Whether a line of the file looks like an entry, genuine or not. One is enough: whoever damages a ledger stays
+    accused of it. An empty file may have been a ledger. Raises as `read_ledger` does where nothing can be read.
+    """
+    content = _content(path)
+    return not content or any(_looks_like_entry(line) for line in content.splitlines())
+
+
+def _looks_like_entry(line: bytes) -> bool:
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(body, dict) and {"sequence", "previous", "signature"} <= body.keys()
+
+
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self
 
+from secure_fl.counting import counted
 from secure_fl.errors import SettingsError
 from secure_fl.privacy.accounting import LEAST_DELTA, epsilon_pld
 from secure_fl.privacy.events import NoisySteps
@@ -180,7 +181,8 @@ class PrivacyPlan:
             f"times as likely, but for a chance of about {self.delta:g}.",
             f"Every step draws each of about {self.units} {self.unit}s with a chance of {self.sampling:.3g}, limits "
             f"what {one} can say, and adds noise {self.noise:.3g} times as large as that limit.",
-            f"{self.rounds} rounds of {self.epochs * self.epoch_steps} steps use epsilon {self.epsilon_total:.3g}.",
+            f"{counted(self.rounds, 'round')} of {counted(self.epochs * self.epoch_steps, 'step')} "
+            f"use{'s' if self.rounds == 1 else ''} epsilon {self.epsilon_total:.3g}.",
         ]
         if self.spare_attempts:
             most = self.epsilon_after(self.trainings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secure_fl import limits, tasks
+from secure_fl import tasks
 from secure_fl.errors import SecureFLError, SettingsError, TaskUnavailableError
 from secure_fl.study.settings import Study
 from secure_fl.study.simulated import simulated_names
@@ -26,12 +26,12 @@ def require_data(study: Study) -> None:
     """
     task = tasks.create(study.task.name, study.task.settings)
     simulation = study.simulation
-    possible = simulated_names(limits.NODES)
+    possible = simulated_names(simulation.nodes)
     for name in simulation.slow:
         if name not in possible:
             raise SettingsError(
                 f"simulation.slow: no simulated site is called {name!r}",
-                advice=f"they are called {possible[0]}, {possible[1]}, …",
+                advice="they are called " + (f"{possible[0]} to {possible[-1]}" if len(possible) > 1 else possible[0]),
             )
     if task.public_files and not simulation.path:
         raise SettingsError(

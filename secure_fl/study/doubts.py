@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from secure_fl.aggregation import RequestKind
 from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.study.settings import Study
-from secure_fl.study.simulated import simulated_names
+from secure_fl.study.simulated import SimulationSection, simulated_names
 
 # Above this, a guess about one record may become e^10 = 22,000 times as likely through what is published.
 WEAK_EPSILON = 10.0
+
+# Which partitions look at a key of [simulation].
+_ONLY_FOR = {
+    "alpha": ("dirichlet",),
+    "classes": ("pathological", "rotated-pathological"),
+    "domains": ("rotated", "rotated-pathological"),
+    "degrees": ("rotated", "rotated-pathological"),
+}
 
 
 def doubts(study: Study) -> tuple[str, ...]:
@@ -40,7 +48,7 @@ def doubts(study: Study) -> tuple[str, ...]:
                 f"a version is made of {study.rounds.buffer} turns, and nothing limits how long the first of them "
                 "waits: one absent site may hold every circle up until rounds.patience is over; set rounds.flush_after"
             )
-    return tuple(found)
+    return (*found, *_unused(study))
 
 
 def _weights_alike(study: Study, sites: Collection[str], weighs_by: str) -> tuple[str, ...]:
@@ -56,3 +64,16 @@ def _weights_alike(study: Study, sites: Collection[str], weighs_by: str) -> tupl
     )
     name = study.strategy.name
     return (f"strategy {name!r} weighs sites by {weighs_by}, and here every site counts the same: {mend}",)
+
+
+def _unused(study: Study) -> Iterator[str]:
+    """Values of [simulation] that the partition does not look at. At its default, a value may be nobody's."""
+    simulation = study.simulation
+    for key, partitions in _ONLY_FOR.items():
+        value = getattr(simulation, key)
+        if simulation.partition not in partitions and value != SimulationSection.model_fields[key].default:
+            several = " and ".join(repr(one) for one in partitions)
+            yield (
+                f"simulation.{key} = {value:g} changes nothing: simulation.partition is {simulation.partition!r}, and "
+                f"only {several} look{'s' if len(partitions) == 1 else ''} at it"
+            )

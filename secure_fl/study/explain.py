@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from secure_fl import tasks
 from secure_fl.aggregation import RequestKind
+from secure_fl.counting import counted
 from secure_fl.encoding.weights import WEIGHT_UNITS, weight_floor
 from secure_fl.errors import SettingsError
 from secure_fl.protect.past import CHANGING_COHORTS, ROUND_BY_ROUND
@@ -49,7 +50,7 @@ def explain(study: Study, *, units: int | None = None) -> tuple[Explanation, ...
             heading="What it does",
             sentences=(
                 f"Study {study.study.name!r} trains the task {study.task.name!r} with the strategy "
-                f"{strategy.name!r} for {study.study.rounds} rounds among {_sites(study)}.",
+                f"{strategy.name!r} for {counted(study.study.rounds, 'round')} among {_sites(study)}.",
                 f"It runs on the data set each site calls {study.task.dataset_id!r}; the study never names a path.",
                 f"Its hash, which a site approves, is {study.id}.",
                 _training(strategy),
@@ -105,8 +106,8 @@ def _buffered(study: Study) -> tuple[str, ...]:
         return _by_sites(study)
     return (
         "Circles of sites do not wait for each other: each trains from the newest model when it is free, takes at most "
-        f"{study.study.rounds} turns, and is merged when its last site has uploaded. The study ends after "
-        f"{study.versions} versions of the model.",
+        f"{counted(study.study.rounds, 'turn')}, and is merged when its last site has uploaded. The study ends after "
+        f"{counted(study.versions, 'version')} of the model.",
     )
 
 
@@ -117,7 +118,7 @@ def _by_sites(study: Study) -> tuple[str, ...]:
     return (
         f"Sites do not wait for each other: a new version of the model is made when {max(rounds.buffer, least)} of "
         f"them are done{waits}, {study.study.rounds} times. Whoever is still training goes on and joins a later "
-        f"version, once, unless its work is then more than {rounds.staleness} versions old.",
+        f"version, once, unless its work is then more than {counted(rounds.staleness, 'version')} old.",
         "Old work counts less, but so that no other site stands out in the sum: at least "
         f"{floor / WEIGHT_UNITS:.2f} of fresh work.",
         "The coordinator and the other sites see which version each site trained from, and so how fast it is. Sites "

@@ -141,11 +141,6 @@ def _task(task: type[Task] | Task, table: dict[str, Any]) -> str:
     from secure_fl.tasks import in_process
     from secure_fl.tasks.base import Task
 
-    if not isinstance(task, Task) and not (isinstance(task, type) and issubclass(task, Task)):
-        raise SettingsError(
-            f"task is a name, a Task class or a Task object, not {task!r}",
-            advice="see docs/tasks.md: a task is a class",
-        )
     if isinstance(task, Task):
         own = task.settings.model_dump(mode="json", exclude_none=True)
         table.setdefault("task", {}).update(own)

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Mapping
 from importlib import import_module
 from operator import attrgetter
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from secure_fl.entry_points import offered
@@ -62,6 +63,7 @@ def resolve(name: str) -> type[Task]:
     # Ids first, as in `is_installed_id`: what a policy was asked about is what is imported.
     if name in installed:
         return _load(name, installed[name])
+    _require_no_file(name)
     if ":" not in name:
         try:
             require_known("task", name, installed)
@@ -69,6 +71,28 @@ def resolve(name: str) -> type[Task]:
             error.hint += "; a task of your own has to be installed here (docs/tasks.md)"
             raise
     return _load(name, name)
+
+
+def require_spelling(name: str) -> None:
+    """Raise `TaskUnavailableError` for a name that can be nobody's. What is spelt well need not be here."""
+    if name in _installed():
+        return
+    _require_no_file(name)
+    module, separator, attribute = name.partition(":")
+    if separator and not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise TaskUnavailableError(f"task {name!r} is not module:attribute", advice="for example wards:Wards")
+
+
+def _require_no_file(name: str) -> None:
+    path, _, attribute = name.partition(":")
+    if not path.endswith(".py") or files.is_registered(name):
+        return
+    module, folder = PurePath(path).stem, PurePath(path).parent
+    meant = f"{module}:{attribute or ''.join(part.capitalize() for part in module.split('_'))}"
+    there = f"; run the command in the folder {folder}" if folder.name else ""
+    raise TaskUnavailableError(
+        f"task {name!r} names a file; did you mean {meant!r}?", advice=f"a study names module:attribute{there}"
+    )
 
 
 def module_of(name: str) -> str:
@@ -114,8 +138,8 @@ def _load(name: str, target: str) -> type[Task]:
     try:
         found = attrgetter(attribute)(loaded)
     except AttributeError:
-        # Python takes a folder of that name for a module, too, and an empty one.
-        folder = getattr(loaded, "__file__", None) is None
+        # Python takes a folder of that name for a module, too, and an empty one. Its own modules have no file, either.
+        folder = getattr(loaded, "__file__", None) is None and hasattr(loaded, "__path__")
         raise TaskUnavailableError(
             f"task {name!r}: module {module!r} has no {attribute!r}" + (" (it is a folder)" if folder else ""),
             advice=f"run the command in the folder {module}" if folder else "correct the name after the colon",

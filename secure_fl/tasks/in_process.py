@@ -20,7 +20,11 @@ _here: dict[str, type[Task] | Task] = {}
 
 
 def add(task: type[Task] | Task) -> str:
-    """Make a task known by the name that this returns. One that is defined anew takes the place of the older one."""
+    """Make a task known by the name that this returns. One that is defined anew takes the place of the older one.
+
+    Raises `SettingsError` for what is no task.
+    """
+    require_task(task)
     cls = task if isinstance(task, type) else type(task)
     name = f"{cls.__module__}:{cls.__qualname__}"
     missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
@@ -28,6 +32,17 @@ def add(task: type[Task] | Task) -> str:
         raise SettingsError(f"task {cls.__qualname__} does not define {missing}", advice="see docs/tasks.md")
     _here[name] = task
     return name
+
+
+def require_task(task: object) -> None:
+    """Raise `SettingsError` unless this is a task's class, or an object of one."""
+    from secure_fl.tasks.base import Task
+
+    if not isinstance(task, Task) and not (isinstance(task, type) and issubclass(task, Task)):
+        raise SettingsError(
+            f"task is a name, a Task class or a Task object, not {task!r}",
+            advice="see docs/tasks.md: a task is a class",
+        )
 
 
 def find(name: str) -> type[Task] | Task | None:

@@ -69,7 +69,7 @@ def test_a_run_has_everything_that_its_folder_has(run: Run) -> None:
     assert run.report().read_text().lower().startswith("<!doctype html>")
     again = Run.open(run.folder)
     assert (again.summary, again.record, again.study.id) == (run.summary, run.record, run.study.id)
-    with pytest.raises(SettingsError, match="no such file"):
+    with pytest.raises(SettingsError, match="is no folder of a run"):
         Run.open(run.folder / "nodes")
     with pytest.raises(StorageError, match="no finished run"):
         Run.open(_without(run.folder, "summary.json"))
@@ -465,13 +465,41 @@ def test_a_file_and_changes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert study.metrics.share == "per-node"  # one person plays every site
     assert _study({"metrics": "aggregate"}, {}, {}).metrics.share == "aggregate"
     assert _study(Study.of(metrics="none"), {}, {"rounds": 3}).metrics.share == "none"
-    monkeypatch.chdir(tmp_path)
-    from secure_fl.api.simulate import new_folder
 
-    first = new_folder("trial")
-    monkeypatch.setattr("time.strftime", lambda _: first.name.removeprefix("trial-"))
-    first.mkdir(parents=True)
-    assert new_folder("trial").name == f"{first.name}-2"
+
+@pytest.mark.parametrize("wrong", [".", "trial.toml", "nowhere"])
+def test_what_is_no_folder_of_a_run_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trial.toml").touch()
+    with pytest.raises(SettingsError, match="is no folder of a run") as refused:
+        Run.open(wrong)
+    assert "give the output folder of a run" in refused.value.hint
+
+
+def test_a_model_that_a_run_has_not_is_named_with_those_it_has(run: Run) -> None:
+    with pytest.raises(SettingsError, match=r"^unknown model 'site-99'; did you mean 'site-0") as refused:
+        run.models["site-99"]
+    assert refused.value.hint.startswith("known: global, site-01")
+    assert str(refused.value) == refused.value.message
+    assert ("site-99" in run.models, run.models.get("site-99")) == (False, None)  # as of any mapping
+
+
+def test_runs_that_begin_in_the_same_second_get_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101-120000")
+
+    async def notebook() -> list[Run]:
+        return await asyncio.gather(*(simulate_async(**QUICK, rounds=1) for _ in range(2)))
+
+    folders = [run.folder.name for run in asyncio.run(notebook())]
+    assert folders == ["study-20260101-120000", "study-20260101-120000-2"]
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="engine"):
+        simulate(**QUICK, rounds=1, engine="procs")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_to_do_stands_below_a_traceback(run: Run) -> None:

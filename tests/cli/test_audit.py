@@ -117,6 +117,18 @@ def no_ca(desk: Desk) -> None:
     (desk.folder / "ca.pem").unlink()
 
 
+def no_ledger(desk: Desk) -> None:
+    desk.story.path.write_text('[node]\nname = "north"\n')
+
+
+def no_certificate(desk: Desk) -> None:
+    (desk.folder / "ca.pem").write_text('[node]\nname = "north"\n')
+
+
+def first_line_damaged(desk: Desk) -> None:
+    desk.story.path.write_bytes(b"x" + desk.story.path.read_bytes())
+
+
 def never_planned(desk: Desk) -> None:
     desk.story.send({"study": LUNG, "round": 1, "attempt": 1, "dataset": "ward-7", "privacy": None, "repeats": False})
 
@@ -131,6 +143,9 @@ def beyond(desk: Desk) -> None:
         (changed, 6, "entry 3 is not genuine"),
         (missing, 6, "there is no ledger"),
         (another_consortium, 5, "entry 0: node 'north': not issued by this consortium"),
+        (no_ledger, 6, "ledger.jsonl: is no ledger\n  → correct the path"),
+        (no_certificate, 5, "ca.pem: the consortium's certificate cannot be read (ValueError)\n  → give"),
+        (first_line_damaged, 6, "entry 0 is not genuine"),
         (no_ca, 5, "ca.pem: cannot be read"),
         (never_planned, 6, "entry 6 (sent) closes what was never planned"),
         (beyond, 6, "entry 6 goes beyond the limit that the site had set for data set 'ward-7'"),

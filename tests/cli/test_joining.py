@@ -85,6 +85,13 @@ def test_a_task_overwrites_no_file(tmp_path: Path, reply: Path) -> None:
         assert not (site / "node.toml").exists()
 
 
+def test_a_coordinator_that_is_given_a_nodes_reply_is_told_whose_it_is(tmp_path: Path, reply: Path) -> None:
+    joined(tmp_path, reply, "node", "a")
+    with on(reply.parent.parent / "hub"), pytest.raises(CertificateError) as refused:
+        run("coordinator", "join", reply / "node-a.reply.toml")
+    assert refused.value.message == "the reply is for node 'a', not for this coordinator"
+
+
 def test_a_study_lead_and_a_coordinator_join_as_well(tmp_path: Path, reply: Path) -> None:
     lead = joined(tmp_path, reply, "operator", "lead")
     OperatorFile.read(lead / "operator.toml").check_identity("operator", now=utc_now())

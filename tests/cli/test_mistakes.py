@@ -49,6 +49,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"name": "visits"}, "simulation": {"partition": "iid"}}, "patients of its own", "natural"),
     ({"simulation": {"partition": "natural"}}, "carry no site labels", "use iid"),
     ({"simulation": {"slow": {"site-1": 5.0}}}, "no simulated site is called 'site-1'", "site-01"),
+    ({"simulation": {"nodes": 3, "slow": {"site-04": 5.0}}}, "site is called 'site-04'", "site-01 to site-03"),
     ({"simulation": {"nodes": 500}}, "cannot give each of 500 nodes", "fewer nodes"),
     # --- parts that do not fit together
     ({"strategy": {"name": "fedcca"}, "protection": {"kind": "masked"}}, "'masked' does not serve", "sealed"),
@@ -117,6 +118,15 @@ def test_what_needs_no_data_is_found_before_a_study_is_submitted(
     assert message in result.exception.message
 
 
+def test_a_study_that_is_not_written_out_is_handed_in_with_a_word_about_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(tomli_w.dumps({"study": {"roster": ROSTER}}))
+    submit = ["study", "submit", str(path), "--as", str(tmp_path / "operator.toml")]
+    assert f"study check {path} --write {path}" in invoke(app, submit).stderr
+    assert invoke(app, ["study", "check", str(path), "--write", str(path)]).exit_code == 0
+    assert "not written out" not in invoke(app, submit).stderr
+
+
 def test_a_budget_that_protects_nobody_is_allowed_and_said(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text(tomli_w.dumps({"privacy": {**NOISE, "epsilon": 1e9}, "study": {"roster": ROSTER}}))
@@ -154,6 +164,25 @@ def test_a_strategy_whose_weights_would_do_nothing_is_remarked(changes: dict[str
     assert [said in sentence for sentence in found] == ([True] if said else [])
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "partition", "used_by"),
+    [
+        ("alpha", 0.3, "iid", "dirichlet"),
+        ("classes", 3, "dirichlet", "pathological"),
+        ("domains", 3, "natural", "rotated"),
+        ("degrees", 180, "pathological", "rotated-pathological"),
+    ],
+)
+def test_a_value_that_the_partition_does_not_look_at_is_said(
+    key: str, value: float, partition: str, used_by: str
+) -> None:
+    (said,) = doubts(Study.parse({"simulation": {key: value, "partition": partition}}))
+    assert f"simulation.{key} = {value} changes nothing" in said
+    assert repr(used_by) in said
+    assert doubts(Study.parse({"simulation": {key: value, "partition": used_by}})) == ()
+    assert doubts(Study.parse({"simulation": {"partition": partition}})) == ()
+
+
 def test_run_says_what_it_chose_and_prints_nothing_else_with_json(tmp_path: Path) -> None:
     arguments = [
         "run",
@@ -172,6 +201,7 @@ def test_run_says_what_it_chose_and_prints_nothing_else_with_json(tmp_path: Path
     assert result.exit_code == 0, result.exception
     assert "as suits task visits: simulation.partition = natural" in result.stderr
     assert "protection 'sealed' was chosen" in result.stderr
+    assert "\n1 round in " in result.stdout
     result = invoke(app, [*arguments, "--out", str(tmp_path / "b"), "--json"])
     assert json.loads(result.stdout)["seeded"] is None
     assert "as suits" not in result.stderr

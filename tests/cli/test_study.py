@@ -53,6 +53,19 @@ def test_a_new_study_takes_the_sites_from_the_authority(tmp_path: Path) -> None:
     assert (Study.read(path).study.rounds, Study.read(path).study.roster) == (3, issued)
 
 
+@pytest.mark.parametrize("text", ["", "[study.roster]\n", '[study]\nname = "x"\n', None])
+def test_a_roster_that_names_nobody_is_refused(tmp_path: Path, text: str | None) -> None:
+    sites = tmp_path / "roster.toml"
+    if text is not None:
+        sites.write_text(text)
+    result = invoke(app, ["study", "new", str(tmp_path / "study.toml"), "--roster", str(sites)])
+    assert isinstance(result.exception, SettingsError)
+    assert result.exception.message == f"{sites}: {'no such file' if text is None else 'names no site'}"
+    assert "pki sign" in result.exception.hint
+    assert "pki roster" in result.exception.hint
+    assert not (tmp_path / "study.toml").exists()
+
+
 @pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--name", 'a"b'], ["--name", "A"]])
 def test_a_study_that_cannot_be_is_not_written(tmp_path: Path, wrong: list[str]) -> None:
     result = invoke(app, ["study", "new", str(tmp_path / "study.toml"), *wrong])
@@ -76,8 +89,9 @@ def test_a_study_is_meant_by_its_name_or_the_beginning_of_its_hash_unless_two_co
     for wanted in ("heart", "a"):
         with pytest.raises(UsageError, match=r"could be any of: heart ab0+, heart ac0+"):
             asyncio.run(find(lead, wanted))
-    with pytest.raises(UnknownStudyError):
+    with pytest.raises(UnknownStudyError) as unknown:
         asyncio.run(find(lead, "liver"))
+    assert unknown.value.exit_code == SettingsError.exit_code  # nothing failed: the command names what is not there
 
 
 @pytest.mark.parametrize("strategy", strategies.known())

@@ -96,12 +96,20 @@ def test_a_new_task_takes_part_in_a_study(folder: Path, tmp_path: Path) -> None:
     assert summary["metrics"]["auc"] > 0.8
 
 
+def test_what_to_do_next_names_the_folder_where_it_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "into beds.py, then\n  python -m pytest" in call("task", "new", "beds", "--out", ".")[1]
+    assert "into cots/cots.py, then, in cots\n  python -m pytest" in call("task", "new", "cots")[1]
+
+
 def test_nothing_is_overwritten_and_no_name_is_taken_that_means_something_else(folder: Path) -> None:
     rows(folder)
     text = (folder / f"{MODULE}.py").read_text()
     sys.path.remove(str(folder))
     code, said = call("task", "new", NAME)
-    assert (code, "is there already" in said) == (3, True)
+    assert (code, "exists already" in said) == (6, True)
     assert (folder / f"{MODULE}.py").read_text() == text
     for name in ("json", "digits", "class", "Wards", "a b", "../up"):
         assert call("task", "new", name)[0] == 2, name
@@ -311,6 +319,36 @@ def test_the_command_exits_with_3_and_says_what_is_wrong() -> None:
     assert (code, "nothing" in said) == (3, True)
     code, said = call("task", "check", "breast-cancer")
     assert (code, "rows to train on" in said, "that come with the task" in said) == (0, True, True)
+
+
+@pytest.mark.parametrize("command", [["task", "check"], ["run", "--task"], ["study", "new", "--task"]])
+@pytest.mark.parametrize("typed", ["wards.py:Wards", "wards.py", "../lead/wards.py:Wards"])
+def test_who_names_a_file_is_told_the_tasks_name(folder: Path, command: list[str], typed: str) -> None:
+    code, said = call(*command, typed)
+    assert (code, "did you mean 'wards:Wards'?" in said) == (3, True)
+    assert ("run the command in the folder ../lead" in said) == ("/" in typed)
+    assert "task check" not in said
+    assert not (folder.parent / "study.toml").exists()
+
+
+def test_a_name_that_no_task_can_have_is_not_written_into_a_study(folder: Path) -> None:
+    for name in ("wards:", ":Wards", "my wards:Wards", "../wards:Wards"):
+        assert call("study", "new", "--task", name)[0] == 3, name
+    assert not Path("study.toml").exists()
+    assert call("study", "new", "--task", "wards:Wards")[0] == 0
+
+
+def test_a_check_shows_what_fails_and_does_not_send_people_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "crooked_task.py").write_text("import no_such_package_at_all\n")
+    code, said = call("task", "check", "no_such_module:Task")
+    assert (code, "run it in the folder that has no_such_module.py" in said) == (3, True)
+    assert "task check" not in said
+    code, said = call("task", "check", "crooked_task:Task")
+    assert (code, "No module named 'no_such_package_at_all'" in said, "correct it" in said) == (3, True, True)
+    assert "task check" not in said
 
 
 def test_a_folder_that_python_takes_for_the_module_is_called_one(

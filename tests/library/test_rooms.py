@@ -94,10 +94,13 @@ GRAPH = {name: {other for other in imports(path) if other != name} for name, pat
 # The front door names the Python API for the type checker and loads a name when it is asked for: whoever imports the
 # package for its version imports none of that (test_imports.py).
 DOOR = GRAPH.pop("secure_fl")
+# The console script imports the command line, once Ctrl-C is taken care of.
+SCRIPT = GRAPH.pop("secure_fl.__main__")
 
 
 def test_the_front_door_opens_on_the_api_alone() -> None:
     assert {room(other) for other in DOOR} == {"api", "study"}
+    assert {"secure_fl.cli"} == SCRIPT
     assert {other for others in GRAPH.values() for other in others if other == "secure_fl"} == {"secure_fl"}
 
 

@@ -15,7 +15,8 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 PARTS = ("coordinator", "docs", "node", "scripts", "secure_fl", "tests")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 WORDS = (
-    "Block", "Circle", "Cohort", "Combination", "Holder", "Opening", "Phase", "Protection", "Row", "Round, attempt",
+    "Block", "Circle", "Cohort", "Combination", "Exception", "Holder", "Ledger", "Opening", "Phase", "Protection",
+    "Roster", "Row", "Round, attempt", "Turn, version, flush", "Witness",
 )  # fmt: skip
 # Fragments of what was said more plainly since.
 OLD = (
@@ -75,7 +76,7 @@ def test_sentences_that_were_replaced_do_not_come_back() -> None:
     assert "is not lost yet" in plain("# Until then what was uploaded is\n    # not lost yet.")
 
 
-def test_the_glossary_explains_ten_words() -> None:
+def test_the_glossary_explains_fifteen_words() -> None:
     found = re.findall(r"^## (.+)$", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
     assert tuple(found) == WORDS
     assert {"block", "round-attempt"} <= anchors(GLOSSARY)

@@ -61,6 +61,21 @@ def test_a_study_is_approved_by_its_hash_or_its_file_and_by_nothing_shorter(
     check(made, path)
 
 
+def test_a_file_that_is_not_written_out_is_approved_with_a_word_about_its_hash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, path = site(tmp_path, "ask")
+    whole = made.folder / "study.toml"
+    assert desk.main(["approve", str(path), str(whole)]) == 0
+    assert "not written out" not in capsys.readouterr().out
+    (part := tmp_path / "part.toml").write_text(re.sub("(?m)^initial = .*\n", "", whole.read_text()))
+    assert desk.main(["approve", str(path), str(part)]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"approved: {made.study.id} (study)"  # here the same, with the torch that is here
+    assert "is not written out" in second
+    assert "may differ elsewhere" in second
+
+
 def test_a_hash_that_nobody_has_offered_is_approved_in_advance_and_said_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

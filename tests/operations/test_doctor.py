@@ -113,7 +113,7 @@ def test_a_sound_node_passes_and_fits_its_study(running: Processes, site: Path) 
 def test_a_sound_coordinator_passes_while_it_runs(running: Processes) -> None:
     code, found = doctor(running.workspace.coordinator_file, "--study", running.workspace.folder / "study.toml")
     assert code == 0, found
-    assert "1 studies running" in found["store"]["message"]
+    assert "1 study running" in found["store"]["message"]
     assert (found["address"]["state"], found["study"]["state"]) == ("warning", "ok")
 
 

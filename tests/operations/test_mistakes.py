@@ -162,6 +162,10 @@ def approve_half_a_hash(site: Path) -> int:
     return desk.main(["approve", str(site), "ab" * 31])
 
 
+def approve_no_file(site: Path) -> int:
+    return desk.main(["approve", str(site), "nosuch.toml"])
+
+
 def approve_in_advance(site: Path) -> int:
     return desk.main(["approve", str(site), "ab" * 32])
 
@@ -194,6 +198,7 @@ MISTAKES: list[tuple[Callable[[Path], None], Callable[[Path], int], int, str, st
     (ledger_of_another_site, serve, 5, "belongs to 'hospital-b', not to 'hospital-a'", "put"),
     (ledger_of_another_site, status, 5, "belongs to 'hospital-b', not to 'hospital-a'", "put"),
     (no_mistake, approve_half_a_hash, 2, "is neither a study's hash", "secure-fl study show"),
+    (no_mistake, approve_no_file, 2, "nosuch.toml: no such file", "the study's file, or its hash"),
     (no_mistake, approve_without_this_site, 7, "is without this site", "nothing was approved"),
 ]
 

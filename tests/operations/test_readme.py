@@ -89,6 +89,8 @@ def test_the_commands_for_separate_machines_are_those_of_the_operations_page() -
     wanted = lines(section("On separate machines"))
     first = [line for fence in fences(beginning) for line in fence.text.splitlines()]
     assert wanted[: len(first)] == first
+    counted = sum(len(fence.text.splitlines()) * len(fence.sites) for fence in fences(beginning))
+    assert f"It takes {counted} commands" in README
     assert wanted[len(first) :] == [line for line in carried_out if re.match("secure-fl study (export|report) ", line)]
 
 

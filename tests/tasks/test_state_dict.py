@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from secure_fl import load_model
+from secure_fl import Study, load_model
 from secure_fl.checkpoints import save_arrays
-from secure_fl.errors import LayoutMismatchError, SettingsError, StorageError
+from secure_fl.errors import LayoutMismatchError, SettingsError, StorageError, TaskUnavailableError
+from secure_fl.tasks import resolve
 from secure_fl.tasks.base import LocalData, Source, Task, TaskSettings
 from secure_fl.tasks.model_blocks import initial_blocks, layout_of, read_blocks
 from secure_fl.tasks.state_dict import convert, read_model, save_model, torch_names
@@ -130,6 +132,20 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(StorageError, match="no such file"):
         load_model(path, Wide)
+
+
+@pytest.mark.parametrize("wrong", [nn.Linear, nn.Linear(1, 1), int, 3, None])
+def test_what_is_no_task_is_refused_as_simulate_does(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(SettingsError, match="task is a name, a Task class or a Task object, not"):
+        load_model(tmp_path / "m.safetensors", wrong)
+    with pytest.raises(SettingsError, match="task is a name, a Task class or a Task object, not"):
+        Study.of(task=wrong if wrong is not None else [])
+
+
+def test_a_module_built_into_python_is_no_folder() -> None:
+    with pytest.raises(TaskUnavailableError, match=r"module 'sys' has no 'nothing'$") as refused:
+        resolve("sys:nothing")
+    assert "after the colon" in refused.value.hint
 
 
 def _whole(blocks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
