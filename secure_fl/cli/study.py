@@ -101,7 +101,7 @@ share = "aggregate"        # none | aggregate | per-node; each site's policy may
 
 _NEW_HELP = """Write a commented study to start from.
 
-With --recipe, a whole one, to start from or to reproduce a page of docs/results:
+With --recipe, a whole one, to start from, or with the settings of a page of docs/results:
 
 {recipes}
 
