@@ -167,7 +167,8 @@ class CarriedWork:
 
     def leaves(self, trained: int) -> None:
         """Note, durably and before anything leaves, that work trained in this round does: no other flush gets it."""
-        write_atomically(self._store.folder / "left.json", json.dumps(trained).encode())
+        # Never back: what left once has left, whatever is said of the work that leaves now.
+        write_atomically(self._store.folder / "left.json", json.dumps(max(trained, self._left())).encode())
         self._path.unlink(missing_ok=True)
 
     def _left(self) -> int:

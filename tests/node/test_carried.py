@@ -113,6 +113,14 @@ def test_work_that_left_enters_no_other_flush_also_if_it_is_found_again(tmp_path
     assert site.work.waiting(5, 1) is None
 
 
+def test_what_left_stays_noted_whatever_leaves_later(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.work.leaves(2)
+    site.work.leaves(0)
+    site.work.keep(site.kept)
+    assert site.work.waiting(5, 1) is None
+
+
 def test_work_is_used_up_to_a_certain_age(tmp_path: Path) -> None:
     site = Site(tmp_path, staleness=3)
     assert site.work.waiting(5, 1) is not None
