@@ -17,7 +17,7 @@ from coordinator.store import Owner, Store
 from coordinator.study_runner import StudyRunner
 from coordinator.submission_room import SubmissionRoom
 from secure_fl import logs
-from secure_fl.errors import SecureFLError, SettingsError, StorageError
+from secure_fl.errors import OverflowInvariantError, SecureFLError, SettingsError, StorageError
 from secure_fl.events import Listener, StudyFailed, StudyPaused, ignore
 from secure_fl.limits import OBJECT_BYTES
 from secure_fl.study.first_model import FirstModel
@@ -65,10 +65,12 @@ class Coordinator:
                 study = Study.from_canonical(stored.settings)
                 if stored.state == "running":  # One that has ended needs no model to go on from.
                     self._first_model(study)
-            except SettingsError as error:  # An upgrade must not keep the other studies from going on.
+                self._runner(study, stored.state, stored.reason)
+            except (
+                SettingsError,
+                OverflowInvariantError,
+            ) as error:  # An upgrade must not keep the other studies from going on.
                 log.error("study %s is not taken up: %s → %s", stored.id[:12], error.message, error.hint)
-                continue
-            self._runner(study, stored.state, stored.reason)
 
     def prepare(self, study: Study) -> StudyRunner:
         """Take up a study of the coordinator's own file, whose task is here; one that is known stays as it is."""
