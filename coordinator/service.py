@@ -66,10 +66,8 @@ class Coordinator:
                 if stored.state == "running":  # One that has ended needs no model to go on from.
                     self._first_model(study)
                 self._runner(study, stored.state, stored.reason)
-            except (
-                SettingsError,
-                OverflowInvariantError,
-            ) as error:  # An upgrade must not keep the other studies from going on.
+            except (SettingsError, OverflowInvariantError) as error:
+                # An upgrade must not keep the other studies from going on.
                 log.error("study %s is not taken up: %s → %s", stored.id[:12], error.message, error.hint)
 
     def prepare(self, study: Study) -> StudyRunner:
