@@ -102,6 +102,20 @@ def test_a_run_speaks_of_turns_and_versions(capsys: pytest.CaptureFixture[str]) 
     assert len(said) == 3
 
 
+def test_turns_that_were_left_are_not_shown_beside_the_closing_evaluation() -> None:
+    with RunProgress(rounds=1, quiet=False, buffered=True) as progress:
+        (bar,) = progress._progress.tasks
+        progress.listen(begun(FIRST, 1, version=0))
+        progress.listen(begun(SECOND, 1, version=0))
+        progress.listen(RoundCommitted(study_id="s", record=version(1, turn(SECOND, 1, 0, 0))))
+        progress.listen(answered(SECOND[0]))
+        assert bar.description == "the circle of site-01 trains (turn 1, from version 0)"
+        progress.listen(RoundStarted(study_id="s", round=2, attempt=1, kind=RoundKind.EVALUATE, invited=8))
+        for name in NAMES:
+            progress.listen(replace(answered(name), round=2))
+            assert bar.description == "closing evaluation"
+
+
 def test_a_cell_of_a_notebook_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """What a circle does now, beside the bar; and what has happened, line by line."""
     cells: list[Any] = []
