@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from secure_fl.api import progress as shown_progress
 from secure_fl.api.progress import NotebookProgress
 from secure_fl.cli.run import _print
 from secure_fl.events import Answered, Event, RoundCommitted, RoundStarted, RoundVoid, SatOut, TurnBegun
@@ -140,6 +141,27 @@ def test_a_cell_of_a_notebook_says_the_same(capsys: pytest.CaptureFixture[str]) 
     assert failed == "turn 1 of the circle of site-01, attempt 1: CohortTooSmall"
     assert made.startswith("version   1/4  turn 1 of the circle of site-01")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("notebook", [True, False])
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [("circle", "the circle of site-01 waits for 3 of its 4 sites (turn 1"), ("site", "version 1: 1 site has joined")],
+    ids=["circles", "sites"],
+)
+def test_what_is_shown_of_a_study_is_in_the_words_of_its_own_rounds(
+    monkeypatch: pytest.MonkeyPatch, unit: str, said: str, notebook: bool
+) -> None:
+    def display(_cell: Any, *, display_id: bool) -> None:
+        """A cell that nobody sees."""
+
+    monkeypatch.setattr(shown_progress, "_notebook_display", lambda: display if notebook else None)
+    study = Study.parse({"study": {"rounds": 9}, "rounds": {"mode": "buffered", "unit": unit}})
+    with shown_progress.shown(study, progress=True) as listener:
+        listener(begun(FIRST, 1, version=0))
+        listener(answered(FIRST[0]))
+        shown: Any = getattr(listener, "__self__", None)
+        assert said in (repr(shown) if notebook else shown._progress.tasks[0].description)
 
 
 def test_a_run_of_single_sites_says_how_many_have_joined_the_next_version(capsys: pytest.CaptureFixture[str]) -> None:
