@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from secure_fl.api import progress as shown_progress
 from secure_fl.api.progress import NotebookProgress
+from secure_fl.cli import status_text
 from secure_fl.cli.run import _print
 from secure_fl.events import Answered, Event, RoundCommitted, RoundStarted, RoundVoid, SatOut, TurnBegun
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.results.turns import circle_turns
 from secure_fl.rounds import RoundKind
+from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.simulation.narrator import describe_round
 from secure_fl.simulation.progress import RunProgress
 from secure_fl.simulation.turn_progress import TurnsUnderWay, standing
@@ -199,6 +202,22 @@ def test_status_says_where_each_circle_is_and_who_is_missing() -> None:
     ended = replace(record, outcome="finished")
     assert not any("waits" in line for line in standing(ended, absent=NAMES))
     assert standing(record_of(mode="sync"), absent=[]) == []
+
+
+def test_study_status_has_a_line_for_each_circle(capsys: pytest.CaptureFixture[str]) -> None:
+    record = record_of(version(1, turn(SECOND, 1, 0, 0)))
+    sites = [pb.SiteStatus(name=name, connected=name != FIRST[2], accepted=name != FIRST[3]) for name in NAMES]
+    said = pb.StudyStatus(
+        name="s", study_id=record.study_id, state="running", rounds_done=1, rounds_planned=20, sites=sites,
+        record=json.dumps(asdict(record)).encode(),
+    )  # fmt: skip
+    status_text.tell(said)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "  running, 1 of 20 versions"
+    assert lines[2:4] == [
+        "  the circle of site-01 (4 sites): 0 of at most 9 turns; waits for site-03, site-04",
+        "  the circle of site-05 (4 sites): 1 of at most 9 turns, the last in version 1, on average 0.0 versions old",
+    ]
 
 
 def test_a_circle_that_is_never_heard_is_shown_with_what_was_dropped() -> None:
