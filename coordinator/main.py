@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -20,6 +19,7 @@ from secure_fl.events import CoordinatorFailed, Listener, Listening, each, ignor
 from secure_fl.files import keep_files_private, only_process
 from secure_fl.operations import lifeline
 from secure_fl.operations.allocator import give_memory_back
+from secure_fl.operations.ending import ended_by
 from secure_fl.operations.loop_lag import LoopLag
 from secure_fl.operations.monitoring import monitored
 from secure_fl.operations.process_name import name_process
@@ -50,8 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SecureFLError as error:
         if options.events:
             print_json_lines(CoordinatorFailed.of(error))
-        sys.stderr.write(f"coordinator: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
-        return error.exit_code
+        return ended_by(error, "coordinator")
     return 0
 
 

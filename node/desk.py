@@ -23,6 +23,7 @@ from secure_fl import tasks
 from secure_fl.counting import counted
 from secure_fl.errors import RefusedError, SecureFLError, SettingsError, UsageError
 from secure_fl.files import private_folder
+from secure_fl.operations.ending import ended_by
 from secure_fl.privacy.decisions import this_user
 from secure_fl.privacy.events import NonPrivate
 from secure_fl.privacy.ledger import SENT
@@ -60,8 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             _show(file, store, as_json=options.json)
     except SecureFLError as error:
-        sys.stderr.write(f"node: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
-        return error.exit_code
+        return ended_by(error, "node")
     return 0
 
 

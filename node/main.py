@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from secure_fl.files import keep_files_private, only_process
 from secure_fl.identity.certificates import utc_now
 from secure_fl.operations import lifeline
 from secure_fl.operations.allocator import give_memory_back
+from secure_fl.operations.ending import ended_by
 from secure_fl.operations.loop_lag import LoopLag
 from secure_fl.operations.monitoring import monitored
 from secure_fl.operations.process_name import name_process
@@ -49,8 +49,7 @@ def main(arguments: list[str] | None = None, *, forks: Forks | None = None) -> i
         logs.configure(level=file.log.level, style=file.log.format)
         asyncio.run(_serve(file, until_done=options.until_done, forks=forks))
     except SecureFLError as error:
-        sys.stderr.write(f"node: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
-        return error.exit_code
+        return ended_by(error, "node")
     return 0
 
 

@@ -20,6 +20,7 @@ from node.mock_schema import Schema, Values, read_csv_schema, read_npz_schema
 from secure_fl import tasks
 from secure_fl.errors import DataError, RefusedError, SecureFLError, UsageError
 from secure_fl.files import write_atomically
+from secure_fl.operations.ending import ended_by
 
 _SHOWN = 3  # rows
 
@@ -30,8 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _run(options)
     except SecureFLError as error:
-        sys.stderr.write(f"node: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
-        return error.exit_code
+        return ended_by(error, "node")
     return 0
 
 

@@ -31,6 +31,7 @@ from node.training.seeds import data_secrets, secret_seed, simulated_secrets
 from secure_fl import logs
 from secure_fl.errors import DataError, RefusedError, SecureFLError, TrainingError, UsageError
 from secure_fl.operations.doctor import Finding, read_study
+from secure_fl.operations.ending import ended_by
 from secure_fl.randomness import KeyStream, SystemRandomness
 from secure_fl.rounds import RoundKind
 from secure_fl.settings import section_name
@@ -61,8 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         found = rehearse(NodeFile.read(options.file), options.study, model=options.model)
     except SecureFLError as error:
-        sys.stderr.write(f"node: {error.message}\n" + (f"  → {error.hint}\n" if error.hint else ""))
-        return error.exit_code
+        return ended_by(error, "node")
     if options.json:
         sys.stdout.write(json.dumps({"ok": not found.failed, **asdict(found)}) + "\n")
     else:

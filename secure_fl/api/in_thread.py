@@ -1,6 +1,7 @@
 """A simulation beside the caller: in a thread of its own, so that a notebook's event loop does not matter.
 
-What happens is told to the caller's own thread, where notebooks expect output to come from. Ctrl-C, or cancelling the
+What happens is told to the caller's own thread, where notebooks expect output to come from; an error there stops the
+simulation and is the caller's. Ctrl-C, or cancelling the
 awaiting task, stops the simulation and waits until everything that it started has ended.
 """
 
@@ -15,6 +16,7 @@ from typing import Generic, TypeVar
 
 from secure_fl.events import Event, Listener
 from secure_fl.simulation.stopping import Stoppable
+from secure_fl.threads import in_thread_whole
 
 T = TypeVar("T")
 Work = Callable[[Listener, Stoppable], T]
@@ -72,20 +74,23 @@ def run_beside(work: Work[T], show: Listener) -> T:
     return beside.result()
 
 
-async def await_beside(work: Work[T], show: Listener) -> T:
-    """The same for whoever awaits: the caller's loop goes on meanwhile."""
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
+async def await_beside(work: Work[T], show: Listener, *, slow: Listener | None = None) -> T:
+    """The same for whoever awaits: the caller's loop goes on meanwhile.
 
-    def tell(event: Event) -> None:
-        loop.call_soon_threadsafe(show, event)
+    `slow` hears of each event first, in a thread, because what it does may take longer than a loop can wait.
+    """
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
 
-    def done() -> None:
-        loop.call_soon_threadsafe(over.set)
+    def tell(event: Event | None) -> None:
+        loop.call_soon_threadsafe(events.put_nowait, event)
 
-    beside = _Beside(work, tell, done)
+    beside = _Beside(work, tell, lambda: tell(None))
     try:
-        await over.wait()
-    except BaseException:
+        while (event := await events.get()) is not None:
+            if slow is not None:
+                await in_thread_whole(slow, event)
+            show(event)
+    except BaseException:  # an error of a listener, or the caller was cancelled
         beside.stop()
         await asyncio.to_thread(beside.join)
         raise

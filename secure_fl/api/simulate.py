@@ -84,8 +84,8 @@ def simulate(
             settings=settings, policy=policy, engine=engine, out=out, start=start,
             progress=progress, track=track, listener=listener,
         )  # fmt: skip
-        tracked = plan.tracked()
-        return plan.finished(run_beside(plan.work(tracked), plan.shown_by(stack, tracked)))
+        with plan.tracked() as tracked:
+            return plan.finished(run_beside(plan.work(tracked), plan.shown_by(stack, tracked.listen)))
 
 
 async def simulate_async(
@@ -125,8 +125,9 @@ async def simulate_async(
             settings=settings, policy=policy, engine=engine, out=out, start=start,
             progress=progress, track=track, listener=listener,
         )  # fmt: skip
-        tracked = plan.tracked()
-        return plan.finished(await await_beside(plan.work(tracked), plan.shown_by(stack, tracked)))
+        async with plan.tracked() as tracked:
+            work = await_beside(plan.work(tracked), plan.shown_by(stack), slow=tracked.listen)
+            return plan.finished(await work)
 
 
 class BlocksClosedWarning(UserWarning):
@@ -175,10 +176,10 @@ class _Plan:
             per_site=self.study.metrics.share == "per-node",
         )
 
-    def shown_by(self, stack: ExitStack, tracked: tracking.Tracking) -> Listener:
+    def shown_by(self, stack: ExitStack, *first: Listener) -> Listener:
         """Whoever is told what happens, until the stack is left."""
         listeners = [
-            stack.enter_context(tracked).listen,
+            *first,
             stack.enter_context(shown(self.study, progress=self.progress)),
             *([self.listener] if self.listener is not None else []),
         ]

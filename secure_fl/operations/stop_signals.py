@@ -23,4 +23,6 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         for number in _TOLD_TO_END:
+            # A loop that closes gives whatever it still handles back to the default, which ends the process at once.
+            loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)

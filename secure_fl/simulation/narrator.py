@@ -72,6 +72,8 @@ class Narrator(ABC):
             case Waiting(ready=ready, roster=roster):
                 self._describe(f"waiting for sites ({ready} of {roster})")
             case RoundStarted(kind=kind, round=number) if not (self._turns and kind is RoundKind.TRAIN):
+                if self._turns:
+                    self._turns.over()
                 self._describe(_BEFORE_AND_AFTER.get(kind, f"{self._unit} {number}"))
                 if self._joining is not None:
                     self._joining.clear()

@@ -42,6 +42,10 @@ class TurnsUnderWay:
             if under_way is not None and under_way.turn.turn == turn.turn:  # One that was dropped has begun anew.
                 del self._circles[turn.members]
 
+    def over(self) -> None:
+        """Nobody trains any more: turns that were left are not taken up again."""
+        self._circles.clear()
+
     def failed(self, event: RoundVoid) -> str:
         """A sentence about an attempt that came to nothing."""
         for sites, circle in self._circles.items():

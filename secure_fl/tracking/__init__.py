@@ -14,6 +14,7 @@ from secure_fl.errors import SettingsError
 from secure_fl.events import Event, RoundCommitted
 from secure_fl.results.record import RoundRecord
 from secure_fl.settings import require_known
+from secure_fl.threads import in_thread_whole
 from secure_fl.tracking.scalars import scalars
 
 
@@ -72,6 +73,12 @@ class Tracking:
         with ExitStack() as closing:
             for writer in self._writers:
                 closing.callback(writer.close, finished=kind is None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        await in_thread_whole(self.__exit__, kind)  # A tool that is far away must not hold up the caller's loop.
 
     def listen(self, event: Event) -> None:
         """Write down a committed round."""

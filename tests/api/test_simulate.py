@@ -13,7 +13,7 @@ import threading
 import traceback
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,11 @@ def in_a_loop(**arguments: Any) -> Run:
         return simulate(**arguments)
 
     return asyncio.run(cell())
+
+
+def awaited(**arguments: Any) -> Run:
+    """As in a cell that awaits it."""
+    return asyncio.run(simulate_async(**arguments))
 
 
 @pytest.fixture(scope="module")
@@ -442,14 +447,16 @@ def test_two_runs_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
     assert list(done.ledger("site-01")["kind"]).count("planned") >= 3
 
 
-def test_an_error_of_the_listener_stops_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", [in_a_loop, awaited])
+def test_an_error_of_the_listener_stops_the_run(tmp_path: Path, call: Callable[..., Run]) -> None:
     def fail(event: Event) -> None:
         if not isinstance(event, Listening):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        in_a_loop(**QUICK, rounds=40, out=tmp_path / "out", listener=fail)
+        call(**QUICK, rounds=40, out=tmp_path / "out", listener=fail)
     assert not any(thread.name == "simulation" for thread in threading.enumerate())
+    assert not (tmp_path / "out" / "summary.json").exists()
 
 
 # --- studies ----------------------------------------------------------------------------------------------------

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
+from secure_fl.api import progress as shown_progress
 from secure_fl.api.progress import NotebookProgress
+from secure_fl.cli import status_text
 from secure_fl.cli.run import _print
 from secure_fl.events import Answered, Event, RoundCommitted, RoundStarted, RoundVoid, SatOut, TurnBegun
 from secure_fl.results.record import CircleRound, NodeRound, RoundRecord, StudyRecord
 from secure_fl.results.summary import summarise
 from secure_fl.results.turns import circle_turns
 from secure_fl.rounds import RoundKind
+from secure_fl.rpc import operations_pb2 as pb
 from secure_fl.simulation.narrator import describe_round
 from secure_fl.simulation.progress import RunProgress
 from secure_fl.simulation.turn_progress import TurnsUnderWay, standing
@@ -102,6 +106,20 @@ def test_a_run_speaks_of_turns_and_versions(capsys: pytest.CaptureFixture[str]) 
     assert len(said) == 3
 
 
+def test_turns_that_were_left_are_not_shown_beside_the_closing_evaluation() -> None:
+    with RunProgress(rounds=1, quiet=False, buffered=True) as progress:
+        (bar,) = progress._progress.tasks
+        progress.listen(begun(FIRST, 1, version=0))
+        progress.listen(begun(SECOND, 1, version=0))
+        progress.listen(RoundCommitted(study_id="s", record=version(1, turn(SECOND, 1, 0, 0))))
+        progress.listen(answered(SECOND[0]))
+        assert bar.description == "the circle of site-01 trains (turn 1, from version 0)"
+        progress.listen(RoundStarted(study_id="s", round=2, attempt=1, kind=RoundKind.EVALUATE, invited=8))
+        for name in NAMES:
+            progress.listen(replace(answered(name), round=2))
+            assert bar.description == "closing evaluation"
+
+
 def test_a_cell_of_a_notebook_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """What a circle does now, beside the bar; and what has happened, line by line."""
     cells: list[Any] = []
@@ -126,6 +144,27 @@ def test_a_cell_of_a_notebook_says_the_same(capsys: pytest.CaptureFixture[str]) 
     assert failed == "turn 1 of the circle of site-01, attempt 1: CohortTooSmall"
     assert made.startswith("version   1/4  turn 1 of the circle of site-01")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("notebook", [True, False])
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [("circle", "the circle of site-01 waits for 3 of its 4 sites (turn 1"), ("site", "version 1: 1 site has joined")],
+    ids=["circles", "sites"],
+)
+def test_what_is_shown_of_a_study_is_in_the_words_of_its_own_rounds(
+    monkeypatch: pytest.MonkeyPatch, unit: str, said: str, notebook: bool
+) -> None:
+    def display(_cell: Any, *, display_id: bool) -> None:
+        """A cell that nobody sees."""
+
+    monkeypatch.setattr(shown_progress, "_notebook_display", lambda: display if notebook else None)
+    study = Study.parse({"study": {"rounds": 9}, "rounds": {"mode": "buffered", "unit": unit}})
+    with shown_progress.shown(study, progress=True) as listener:
+        listener(begun(FIRST, 1, version=0))
+        listener(answered(FIRST[0]))
+        shown: Any = getattr(listener, "__self__", None)
+        assert said in (repr(shown) if notebook else shown._progress.tasks[0].description)
 
 
 def test_a_run_of_single_sites_says_how_many_have_joined_the_next_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +202,22 @@ def test_status_says_where_each_circle_is_and_who_is_missing() -> None:
     ended = replace(record, outcome="finished")
     assert not any("waits" in line for line in standing(ended, absent=NAMES))
     assert standing(record_of(mode="sync"), absent=[]) == []
+
+
+def test_study_status_has_a_line_for_each_circle(capsys: pytest.CaptureFixture[str]) -> None:
+    record = record_of(version(1, turn(SECOND, 1, 0, 0)))
+    sites = [pb.SiteStatus(name=name, connected=name != FIRST[2], accepted=name != FIRST[3]) for name in NAMES]
+    said = pb.StudyStatus(
+        name="s", study_id=record.study_id, state="running", rounds_done=1, rounds_planned=20, sites=sites,
+        record=json.dumps(asdict(record)).encode(),
+    )  # fmt: skip
+    status_text.tell(said)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "  running, 1 of 20 versions"
+    assert lines[2:4] == [
+        "  the circle of site-01 (4 sites): 0 of at most 9 turns; waits for site-03, site-04",
+        "  the circle of site-05 (4 sites): 1 of at most 9 turns, the last in version 1, on average 0.0 versions old",
+    ]
 
 
 def test_a_circle_that_is_never_heard_is_shown_with_what_was_dropped() -> None:

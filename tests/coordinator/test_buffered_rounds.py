@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.store import Attempt, Store
 from node.training.jobs import Job, Result
 from secure_fl import tasks
 from secure_fl.blocks import Blocks
@@ -19,7 +21,7 @@ from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.rounds import RoundKind
 from secure_fl.strategies.merging import discount
 from secure_fl.study.start import start_of
-from tests.support.federation import Federation, Killed
+from tests.support.federation import FaultyStore, Federation, Killed
 from tests.support.training import FakeTraining, Faults
 
 FIRST = tuple(f"site-0{index}" for index in range(1, 5))
@@ -257,6 +259,37 @@ def _killed_and_resumed(
     turns = [(circle, number) for circle, number, _ in turns_of(record)]
     assert len(turns) == len(set(turns)) >= 6
     return record, fed
+
+
+class KilledAtTheEnd(FaultyStore):
+    """Its coordinator dies when the closing evaluation has begun with both circles."""
+
+    def begin_attempt(self, attempt: Attempt) -> None:
+        super().begin_attempt(attempt)
+        if attempt.kind is RoundKind.EVALUATE:
+            self.meet("evaluation")
+
+
+def test_a_coordinator_killed_in_the_closing_evaluation_goes_on_with_it(tmp_path: Path) -> None:
+    """What is under way then is no circle's turn."""
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            fed.start_node(name)
+        fed.open_store().close()  # its folder
+        store = KilledAtTheEnd(f"sqlite:///{Store.path_in(fed.workspace.coordinator_state)}", Faults("evaluation", 2))
+        with pytest.raises(Killed):
+            await fed.coordinate(store=store)
+        fed.events.clear()
+        return await fed.coordinate()
+
+    record, fed = play(tmp_path, scenario, rounds={"flushes": 3}, turns=3)
+    happened = Counter(kind for kind, _ in fed.events)
+    assert happened["round-resumed"] == 2
+    assert not happened["turn-begun"]
+    assert not happened["round-started"]
+    assert record.rounds[-1].cohort == fed.names
+    assert record.rounds[-1].attempts == 1
 
 
 def test_a_flush_may_wait_for_several_turns(tmp_path: Path) -> None:

@@ -17,9 +17,12 @@ import coordinator.attempts
 import coordinator.shared_model
 import node.service
 from coordinator.buffered import pause_after_turns
+from node.attempt import Participation
 from node.config import NodeFile
+from node.kept import KeptUpdate
 from node.privacy import plan_here
 from node.training.jobs import Job, Result
+from secure_fl.encoding.weights import WEIGHT_UNITS
 from secure_fl.errors import RefusedError, SecureFLError
 from secure_fl.results.record import RoundRecord, StudyRecord
 from secure_fl.results.turns import circle_turns
@@ -499,6 +502,73 @@ def test_turns_are_not_used_up_while_there_is_no_newer_model(tmp_path: Path) -> 
 def test_a_circle_whose_turns_keep_failing_rests_longer_and_longer() -> None:
     assert [pause_after_turns(failed) for failed in range(5)] == [0, 0, 30, 60, 120]
     assert pause_after_turns(10_000) == 3600
+
+
+def test_a_circle_rests_between_turns_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first three turns fail; each is given up because the other circle has made a newer version meanwhile."""
+    sleep, rests = asyncio.sleep, list[float]()
+
+    async def shortened(seconds: float, result: Any = None) -> Any:
+        if seconds >= 30:
+            rests.append(seconds)
+            seconds = 0.0
+        return await sleep(seconds, result)
+
+    monkeypatch.setattr(asyncio, "sleep", shortened)
+    begun = {number: asyncio.Event() for number in range(1, 5)}
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        class Refusing(FakeTraining):
+            async def run(self, job: Job) -> Result:
+                if job.kind is RoundKind.TRAIN:
+                    begun[job.round].set()
+                    while job.round < 4 and versions(fed) < job.round:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                    if job.round < 4:
+                        raise RefusedError("not this one")
+                return await super().run(job)
+
+        class Following(FakeTraining):
+            async def run(self, job: Job) -> Result:
+                if job.kind is RoundKind.TRAIN:
+                    await begun[job.round].wait()
+                return await super().run(job)
+
+        for name in fed.names:
+            fed.start_node(name, executor=Refusing() if name == FIRST[0] else Following())
+        return await fed.coordinate()
+
+    record, _ = play(tmp_path, scenario, rounds={"flushes": 50, "attempts": 1}, turns=4)
+    assert [turn.turn for entry in trained(record) for turn in entry.circles if not turn.opened] == [1, 2, 3]
+    assert rests == [30, 60]
+
+
+def test_a_mean_that_no_sites_can_have_is_not_merged_and_costs_nobody_else_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites say that they weigh little and send the most that fits. Under masks it shows in what they open alone."""
+    half = Participation._encoded_half
+
+    def beyond(self: Participation, kept: KeptUpdate) -> Any:
+        if self._number == 1 and self._services.me.certificate.name in FIRST:
+            most = 2 ** (self._study.protection.bits - 1) - 1
+            blocks = {name: np.full_like(values, most) for name, values in kept.blocks.items()}
+            kept = replace(kept, blocks=blocks, weight=WEIGHT_UNITS * 3 // 4)
+        return half(self, kept)
+
+    monkeypatch.setattr(Participation, "_encoded_half", beyond)
+
+    async def scenario(fed: Federation) -> StudyRecord | None:
+        for name in fed.names:
+            fed.start_node(name)
+        return await fed.coordinate()
+
+    rounds = {"flushes": 50, "buffer": 2, "flush_after": 0.5, "attempts": 1}
+    record, _ = play(tmp_path, scenario, rounds=rounds, turns=3)
+    lost = [turn for entry in trained(record) for turn in entry.circles if not turn.opened]
+    assert [(turn.members, turn.turn, turn.reason) for turn in lost] == [(FIRST, 1, "OverflowInvariant")]
+    merged = [(circle, number) for circle, number, _ in turns_of(record)]
+    assert sorted(merged) == [(FIRST[0], 2), (FIRST[0], 3), (SECOND[0], 1), (SECOND[0], 2), (SECOND[0], 3)]
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["one life", "killed in between"])

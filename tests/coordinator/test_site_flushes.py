@@ -254,9 +254,12 @@ def test_a_flush_waits_for_more_than_the_fewest_only_so_long(tmp_path: Path) -> 
     async def scenario(fed: Federation) -> StudyRecord | None:
         for name in fed.names:
             fed.start_node(name, executor=PacedTraining(lambda _: False) if name == SLOW else FakeTraining())
-        return await fed.coordinate()
+        return await asyncio.wait_for(fed.coordinate(), 25)
 
-    record, _ = play(tmp_path, scenario, rounds={"buffer": 6, "flush_after": 0.3}, flushes=2)
+    # No deadline and no patience ends this: a flush that waits for the sixth waits longer than the test does.
+    record, _ = play(
+        tmp_path, scenario, rounds={"buffer": 6, "flush_after": 0.3, "deadline": 300, "patience": 300}, flushes=2
+    )
     assert all(3 <= len(flush.cohort) <= 5 for flush in flushes_of(record))
 
 

@@ -27,6 +27,8 @@ async def serve() -> None:
 
 with asyncio.Runner(loop_factory=Closing) as runner:
     runner.run(serve())
+tell()  # and once more, when there is no loop any more
+print("at the end")
 """
 
 
@@ -34,4 +36,4 @@ def test_a_signal_that_comes_while_a_process_ends_changes_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM], check=False, capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\nat the end\n", "")

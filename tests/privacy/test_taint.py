@@ -143,7 +143,8 @@ def leaving(
         )
         strategy.inference(site)  # The model is measured first.
         update = {name: vector.astype(float) for name, vector in settled_fit(strategy, site).items()}
-        assert site.noised_steps == site._noisy.reserved_steps  # type: ignore[union-attr]
+        assert site._noisy is not None
+        assert site._noisy.steps == site._noisy.reserved_steps
         if strategy.attention:
             update["features"] = strategy.features(site).astype(float)
         found.append(update)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -13,10 +16,10 @@ from unittest.mock import MagicMock
 import pytest
 from typer.testing import CliRunner
 
-from secure_fl import Study, simulate, tracking
+from secure_fl import Run, Study, simulate, simulate_async, tracking
 from secure_fl.cli import app
 from secure_fl.errors import DataError, NetworkError, SettingsError, StorageError
-from secure_fl.events import RoundCommitted
+from secure_fl.events import Event, RoundCommitted
 from secure_fl.tracking import Tracking
 from secure_fl.tracking.scalars import scalars
 from tests.results.test_history import rounds
@@ -213,6 +216,68 @@ def test_mlflow_reads_it_back(tmp_path: Path) -> None:
     assert not [name for name in first.data.metrics if name.endswith("/a")]
     assert mlflow.get_tracking_uri() == before
     assert mlflow.active_run() is None
+
+
+# --- beside an event loop ---------------------------------------------------------------------------------------
+
+QUICK: dict[str, Any] = {"task": "breast-cancer", "nodes": 3, "progress": False, "track": "memory:x"}
+
+
+async def _awaited(**arguments: Any) -> Run:
+    return await simulate_async(**QUICK, **arguments)
+
+
+async def _called(**arguments: Any) -> Run:
+    return simulate(**QUICK, **arguments)
+
+
+def test_whoever_awaits_a_run_does_not_wait_for_its_trackers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They write in order and in a thread, whatever is written of a round before the listener hears of it."""
+    told: list[str] = []
+
+    class Slow(Written):
+        def write(self, values: Mapping[str, float], *, step: int) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            time.sleep(0.1)  # so long that the events of other rounds come meanwhile
+            told.append(f"written {step}")
+            super().write(values, step=step)
+
+        def close(self, *, finished: bool) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            super().close(finished=finished)
+
+    def listen(event: Event) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        if isinstance(event, RoundCommitted):
+            told.append(f"heard {event.record.number}")
+
+    written = Slow()
+    monkeypatch.setattr(tracking, "KINDS", {"memory": lambda *_: written})
+    run = asyncio.run(_awaited(rounds=3, out=tmp_path / "out", listener=listen))
+    expected = []
+    for record in run.record.rounds:
+        expected += [*(f"written {step}" for step in scalars(record, per_site=True)), f"heard {record.number}"]
+    assert told == expected
+    assert written.finished
+
+
+@pytest.mark.parametrize("call", [_called, _awaited])
+def test_a_tracker_that_fails_stops_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: Callable[..., Coroutine[None, None, Run]]
+) -> None:
+    class Failing(Written):
+        def write(self, values: Mapping[str, float], *, step: int) -> None:
+            super().write(values, step=step)
+            if step == 1:
+                raise NetworkError("the server is gone")
+
+    written = Failing()
+    monkeypatch.setattr(tracking, "KINDS", {"memory": lambda *_: written})
+    with pytest.raises(NetworkError, match="is gone"):
+        asyncio.run(call(rounds=40, out=tmp_path / "out"))
+    assert written.finished is False
+    assert max(written.values) == 1
+    assert not (tmp_path / "out" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, "true"), ("false", "false")])

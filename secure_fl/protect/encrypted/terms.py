@@ -113,11 +113,6 @@ class Terms:
         """Bytes of one ciphertext's body."""
         return DEGREE * self.coefficient_bytes
 
-    @property
-    def bytes_per_value(self) -> float:
-        """What a value takes in a large upload, with its part of the seeds."""
-        return (self.chunk_bytes + SEED_BYTES) / self.chunk_values
-
     def chunks(self, values: int) -> int:
         """How many ciphertexts so many values take."""
         if values < 0:
