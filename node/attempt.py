@@ -89,15 +89,10 @@ class Participation:
         self._version: int | None = None  # of the model that was fetched, where it does not follow from the round
         self._refusal = ""
         self.began = False  # Before, there is nothing of it but this object.
-        self._finished = False
+        self.is_over = False  # Nothing more will be answered; its files may still be about to be erased.
         self._seconds = 0.0  # that training took
         self._heard = time.monotonic()
         self._unready = False  # what comes before the fetch was tried, and has not worked yet
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more will be answered; its files may still be about to be erased."""
-        return self._finished
 
     @staticmethod
     def begins(resolved: ResolvedStudy, announcement: pb.PhaseAnnouncement) -> bool:
@@ -138,7 +133,7 @@ class Participation:
             self._services.listener(SatOut(**self._about(), code=SecureFLError.code))
             await self._sit_out_in_time(error)
         finally:
-            self._finished = True
+            self.is_over = True
             await self._clear()
 
     async def _clear(self) -> None:
@@ -156,8 +151,7 @@ class Participation:
     async def _contribute(self) -> None:
         """Have something to send, from this attempt or from an earlier one at the round, and send it."""
         kept = await in_thread_whole(self._kept)
-        # Who fetched a model only to train from it would say in each attempt whether training is done. Where answers
-        # are padded, so that nobody knows how long it takes, a site fetches what it does not need.
+        # Where answers are padded, a site fetches what it does not need: otherwise that says that training is done.
         fetches = kept is None or self._services.file.policy.answer_after > 0
         found, received = await self._prepare() if fetches else ({}, Path())
         try:
@@ -357,7 +351,7 @@ class Participation:
 
     def _allow(self, announcement: pb.PhaseAnnouncement | None) -> None:
         """Let the node take as long as the announcement says, from now."""
-        if self._timeout is not None and not self._finished and not self._timeout.expired():
+        if self._timeout is not None and not self.is_over and not self._timeout.expired():
             self._timeout.reschedule(None if announcement is None else _deadline(announcement))
 
     async def _question(self) -> Message:

@@ -118,6 +118,11 @@ class Site:
         return self._noisy is not None and not self._free
 
     @property
+    def noised_steps(self) -> int:
+        """How many steps under noise were taken so far."""
+        return 0 if self._noisy is None else self._noisy.steps
+
+    @property
     def left_out(self) -> int:
         """How often, under noise, a unit had no finite gradient and counted as zero. For the site's own log only."""
         return 0 if self._noisy is None else self._noisy.left_out

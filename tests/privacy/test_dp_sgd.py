@@ -51,12 +51,6 @@ def rows(count: int, task: Given, *, scale: float = 1.0, groups: list[int] | Non
     return Grouped(inputs=x, targets=targets, groups=None if groups is None else torch.tensor(groups))
 
 
-def steps_of(here: Site) -> int:
-    """How many steps under noise it took."""
-    assert here._noisy is not None
-    return here._noisy.steps
-
-
 def site(
     split: Split,
     task: Given,
@@ -114,7 +108,7 @@ def test_a_run_with_less_or_more_noise_is_found_out(factor: float, monkeypatch: 
 def test_neither_steps_nor_divisor_tell_how_many_units_there_are(count: int) -> None:
     here = site(rows(count, GIVEN), GIVEN)
     here.train(epochs=3)
-    assert steps_of(here) == 15
+    assert here.noised_steps == 15
     mean = {"head": here.blocks()["head"] - here.initial["head"]}
     assert np.isfinite(flat(mean)).all()
     assert flat(mean).any()  # noise, if nothing else
@@ -215,7 +209,7 @@ def test_a_step_beyond_the_reservation_is_not_computed(monkeypatch: pytest.Monke
     monkeypatch.setattr(PerUnitGradients, "clipped_sum", counted)
     with pytest.raises(UnaccountedTrainingError, match="7 that were reserved"):
         here.train(epochs=2)
-    assert len(computed) == steps_of(here) == 7
+    assert len(computed) == here.noised_steps == 7
 
 
 def test_nothing_is_reserved_unless_somebody_says_so() -> None:
@@ -241,7 +235,7 @@ def test_a_site_tries_its_model_out_without_a_trace() -> None:
     for mechanism in (MECHANISM, replace(MECHANISM, unit="group", group_rows=2)):
         here = site(rows(6, GIVEN, groups=groups), GIVEN, mechanism, reserved=0)
         here.try_noise()
-        assert steps_of(here) == 0
+        assert here.noised_steps == 0
         assert not here.change(("head",))["head"].any()
 
 
@@ -258,7 +252,7 @@ def test_rows_that_were_not_sampled_are_refused() -> None:
 def test_after_a_free_part_nothing_trains_under_noise_and_nothing_is_taken() -> None:
     here = site(rows(20, GIVEN), GIVEN)
     here.train(free=True)
-    assert steps_of(here) == 0
+    assert here.noised_steps == 0
     with pytest.raises(UnaccountedTrainingError, match="without noise"):
         here.train()
     with pytest.raises(UnaccountedTrainingError, match="without noise"):
@@ -282,7 +276,7 @@ def test_noise_is_never_drawn_twice_even_aside() -> None:
         first = here.change(("head",))["head"]
     here.train()
     assert not (here.change(("head",))["head"] == first).any()
-    assert steps_of(here) == 2
+    assert here.noised_steps == 2
 
 
 def test_a_free_part_that_fails_does_not_end_the_round(caplog: pytest.LogCaptureFixture) -> None:

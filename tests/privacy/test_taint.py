@@ -143,8 +143,7 @@ def leaving(
         )
         strategy.inference(site)  # The model is measured first.
         update = {name: vector.astype(float) for name, vector in settled_fit(strategy, site).items()}
-        assert site._noisy is not None
-        assert site._noisy.steps == site._noisy.reserved_steps
+        assert site.noised_steps == site._noisy.reserved_steps  # type: ignore[union-attr]
         if strategy.attention:
             update["features"] = strategy.features(site).astype(float)
         found.append(update)
