@@ -19,6 +19,7 @@ from node.service import Node
 from node.training.jobs import Job, Result
 from node.training.trainer import Trainer
 from secure_fl.study.settings import Study
+from secure_fl.tasks.model_blocks import GENERATOR
 from secure_fl.transport.base import FederationService
 from secure_fl.transport.local import LocalConnector
 
@@ -49,7 +50,7 @@ class InlineExecutor:
 
     def _execute(self, job: Job) -> Result:
         # Training seeds torch's generators, and this may be the process of somebody who has seeded them before.
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with GENERATOR, torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             return self._trainer.execute(job)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -37,7 +36,7 @@ from secure_fl.study.settings import Study
 from secure_fl.tasks.base import LocalData, Share, Source, Split, Task
 from secure_fl.tasks.code_digest import task_code
 from secure_fl.tasks.files import TaskFile, register
-from secure_fl.tasks.model_blocks import InitialBlocks, layout_of, seeded
+from secure_fl.tasks.model_blocks import GENERATOR, InitialBlocks, layout_of, seeded
 from secure_fl.tasks.package_digest import require_package
 from secure_fl.tasks.state_dict import save_model
 
@@ -64,9 +63,6 @@ _FEW_BATCHES = 2
 class Trainer:
     """Executes jobs one at a time; remembers the data between rounds."""
 
-    # torch's generator is global: two jobs in one process must not interleave if a seed is to mean something.
-    _one_at_a_time = threading.Lock()
-
     def __init__(self) -> None:
         self._loaded: dict[_Key, _Loaded] = {}
         self._rehearsed: dict[_Key, Result] = {}
@@ -79,7 +75,7 @@ class Trainer:
 
     def execute(self, job: Job) -> Result:
         """Do a job. Raises typed errors; nothing of a failed job is left in the job's output files."""
-        with self._one_at_a_time:
+        with GENERATOR:  # Two jobs in one process must not interleave if a seed is to mean something.
             # Sums with denormal numbers take many times as long: training would tell by its pace what it computes.
             torch.set_flush_denormal(True)
             if job.threads and torch.get_num_threads() != job.threads:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from threading import Lock
+from threading import RLock
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,9 @@ from secure_fl.tasks.base import Task
 from secure_fl.tasks.own_code import made_model, named_blocks
 
 _Modules = Mapping[str, nn.Module]
-_generator = Lock()
+# torch's own generator is one for the whole process: whoever seeds it, and draws from it, does so alone. Simulations
+# may overlap, and one must not make its first model from what another's training has left.
+GENERATOR = RLock()
 
 
 def layout_of(task: Task, model: nn.Module) -> Layout:
@@ -105,9 +107,8 @@ class InitialBlocks(Mapping[str, Vector]):
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """torch's generator at the beginning of `seed`, for one thread at a time; afterwards as it was."""
-    # The CPU generator alone: `torch.manual_seed` would also reseed the caller's GPUs. There is one generator per
-    # process, and a coordinator opens its studies in threads.
-    with _generator, torch.random.fork_rng(devices=[]):
+    # The CPU generator alone: `torch.manual_seed` would also reseed the caller's GPUs.
+    with GENERATOR, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 

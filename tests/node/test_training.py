@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from secure_fl.strategies.site import Site
 from secure_fl.strategies.training import LocalTraining
 from secure_fl.study.settings import Study
 from secure_fl.tasks.base import Source
-from secure_fl.tasks.model_blocks import initial_blocks
+from secure_fl.tasks.model_blocks import initial_blocks, seeded
 from tests.support.task import Line, LineSettings
 
 
@@ -118,7 +119,12 @@ class Curious(FedAvg):
         return change
 
 
-def execute(
+def execute(folder: Path, strategy: str, **changes: Any) -> Result:
+    """A first round of breast-cancer at one of three sites."""
+    return Trainer().execute(job_of(folder, strategy, **changes))
+
+
+def job_of(
     folder: Path,
     strategy: str,
     *,
@@ -126,8 +132,8 @@ def execute(
     kind: RoundKind = RoundKind.TRAIN,
     metrics: dict[str, Any] | None = None,
     version: int | None = None,
-) -> Result:
-    """A first round of breast-cancer at one of three sites."""
+) -> Job:
+    """The same, not carried out yet."""
     if strategy not in strategies.known():
         strategies.register(strategy, f"{__name__}:{strategy.capitalize()}")
     named = {"task": {"name": "breast-cancer"}, "strategy": {"name": strategy, "epochs": 1}}
@@ -139,7 +145,7 @@ def execute(
         layout = Layout((*layout, hint))
         start["@hint"] = np.arange(6, dtype=np.float32)
     (folder / "received").write_bytes(layout.flatten(start))
-    job = Job(
+    return Job(
         kind=kind, study=str(folder / "study.json"), round=1, attempt=1, seed=1, me="site-01",
         dataset={"share": {"index": 0, "of": 3, "seed": 0}},
         folder="", device="cpu", threads=1, layout=layout_to_json(layout), received=str(folder / "received"),
@@ -147,7 +153,23 @@ def execute(
         model_to=str(folder / "model"), personal_to=str(folder / "personal"), state_to=str(folder / "state"),
         version=version,
     )  # fmt: skip
-    return Trainer().execute(job)
+
+
+def test_training_waits_while_somebody_draws_from_a_seed(tmp_path: Path) -> None:
+    """Two simulations of one process: one makes its first model while the other trains."""
+    job, trainer = job_of(tmp_path, "fedavg"), Trainer()
+    trainer.execute(job)  # Data are loaded now.
+    with seeded(5):
+        undisturbed = torch.rand(2)
+    with ThreadPoolExecutor(1) as pool:
+        with seeded(5):
+            first = torch.rand(1)
+            training = pool.submit(trainer.execute, job)
+            with pytest.raises(TimeoutError):
+                training.result(timeout=1.0)
+            second = torch.rand(1)
+        assert training.result(timeout=60).samples
+    assert torch.equal(torch.cat([first, second]), undisturbed)
 
 
 def test_the_common_model_is_measured_beside_one_that_is_made_from_it_and_not_kept(tmp_path: Path) -> None:
