@@ -176,7 +176,7 @@ class SharedModel:
             self._resolved.study.rounds.merging, largest=self._resolved.largest_mean
         )
         means, state = merging.merged(before, arrivals, self._base, remembered)
-        if not means:
+        if asked and not means:  # Where sites share nothing, as with `local`, there is nothing to miss.
             raise CohortTooSmallError(
                 have=len(turns), need=self._resolved.study.min_cohort(self._resolved.request), what="every block"
             )

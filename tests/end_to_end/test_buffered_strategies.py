@@ -14,8 +14,8 @@ from secure_fl import Study, simulate, strategies
 from secure_fl.aggregation import RequestKind
 from secure_fl.errors import SettingsError
 
-# State at the coordinator, a model and state at sites, a part of the model.
-DIFFERENT = ("fedopt", "pflda", "fedper")
+# State at the coordinator, a model and state at sites, a part of the model, nothing of it.
+DIFFERENT = ("fedopt", "pflda", "fedper", "local")
 COMBINING = ("fedamp", "fedcca")
 
 
