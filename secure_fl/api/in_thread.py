@@ -1,8 +1,8 @@
 """A simulation beside the caller: in a thread of its own, so that a notebook's event loop does not matter.
 
 What happens is told to the caller's own thread, where notebooks expect output to come from; an error there stops the
-simulation and is the caller's. Ctrl-C, or cancelling the
-awaiting task, stops the simulation and waits until everything that it started has ended.
+simulation and is the caller's. Ctrl-C, or cancelling the awaiting task, stops the simulation and waits until everything
+that it started has ended.
 """
 
 from __future__ import annotations
